@@ -1,0 +1,118 @@
+"""Making faults happen to the processes of one job, and writing down when."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from chaos.faults import Fault, parse_faults
+from elastic.records import FaultInjected, PhaseEntered, Record, StepCommitted, WorldFormed
+
+
+class Targets(Protocol):
+    """What the injector may aim at: the processes and memory of one job, and nothing else."""
+
+    def worker_pid(self, slice_index: int) -> int | None:
+        """The process of a slice's worker, None if there is none."""
+        ...
+
+    def agent_pid(self, slice_index: int) -> int | None:
+        """The process of a slice's agent, None if there is none."""
+        ...
+
+    def arena(self, slice_index: int) -> Path:
+        """The snapshot memory of a slice's host."""
+        ...
+
+    def note(self, fault: FaultInjected) -> None:
+        """Have a fault written into the history."""
+        ...
+
+
+class ArmedFaults:
+    """Faults waiting for their moment: fed with the run's history, each fires once.
+
+    A fault at a step fires at a random moment (of the seed) while that step runs; one at a phase when the recovery enters it.
+    """
+
+    def __init__(self, faults: Sequence[Fault], targets: Targets, seed: int) -> None:
+        self._waiting = list(faults)
+        self._targets = targets
+        self._random = random.Random(seed)
+        self._real = False
+        self._step_s = 0.0
+
+    def feed(self, record: Record) -> None:
+        """Take in the next record of the history; fire what is due."""
+        if isinstance(record, WorldFormed):
+            self._real = record.mode != "rehearsal"
+        elif isinstance(record, StepCommitted):
+            self._step_s = record.step_s
+            self._fire(lambda fault: fault.step is not None and fault.step <= record.step + 1, delayed=True)
+        elif isinstance(record, PhaseEntered) and self._real:
+            if record.phase == "REPLAYING":
+                self._fire(lambda fault: fault.step == 0, delayed=False)
+            self._fire(lambda fault: fault.phase == record.phase and self._step_s > 0, delayed=False)
+
+    def _fire(self, is_due: Callable[[Fault], bool], *, delayed: bool) -> None:
+        for fault in [fault for fault in self._waiting if is_due(fault)]:
+            self._waiting.remove(fault)
+            delay_s = self._random.random() * self._step_s if delayed else 0.0
+            timer = threading.Timer(delay_s, self._inject, args=(fault,))
+            timer.daemon = True
+            timer.start()
+
+    def _inject(self, fault: Fault) -> None:
+        unix_s = time.time()
+        for index in fault.slices:
+            _ACTIONS[fault.kind](self._targets, index)
+        for index in fault.slices:
+            self._targets.note(
+                FaultInjected(unix_s=unix_s, fault=fault.kind, slice_index=index, detail=str(fault))
+            )
+
+
+def _signal(pid: int | None, number: signal.Signals) -> None:
+    if pid is not None:
+        with contextlib.suppress(ProcessLookupError):  # it has ended by itself: the fault came too late
+            os.kill(pid, number)
+
+
+def _host(targets: Targets, slice_index: int) -> None:
+    _signal(targets.agent_pid(slice_index), signal.SIGKILL)
+    _signal(targets.worker_pid(slice_index), signal.SIGKILL)
+    shutil.rmtree(targets.arena(slice_index), ignore_errors=True)
+
+
+_ACTIONS: dict[str, Callable[[Targets, int], None]] = {
+    "kill": lambda targets, index: _signal(targets.worker_pid(index), signal.SIGKILL),
+    "stop": lambda targets, index: _signal(targets.worker_pid(index), signal.SIGSTOP),
+    "term": lambda targets, index: _signal(targets.worker_pid(index), signal.SIGTERM),
+    "agent": lambda targets, index: _signal(targets.agent_pid(index), signal.SIGKILL),
+    "host": _host,
+}
+
+
+class Injector:
+    """The entry point `elastic.injectors`: parses faults and arms them."""
+
+    def parse(self, texts: Sequence[str], num_slices: int) -> tuple[Fault, ...]:
+        """The faults of a command line. Raises UsageError."""
+        return parse_faults(texts, num_slices)
+
+    def arm(self, faults: Sequence[Fault], targets: Targets, seed: int) -> ArmedFaults:
+        """Faults that wait for their moment."""
+        return ArmedFaults(faults, targets, seed)
+
+
+def injector() -> Injector:
+    """The entry point."""
+    return Injector()

@@ -1,0 +1,42 @@
+"""Multi-controller JAX: one process a host, `jax.distributed`, here on CPU with Gloo. Importing this does not import JAX."""
+
+from __future__ import annotations
+
+import sys
+
+from elastic.job import JobSpec
+from elastic.ports import Link, Runtime
+
+
+class MulticontrollerAdapter:
+    """See `elastic.ports.Adapter`. Leaving a broken world in place is proven on CPU with Gloo only."""
+
+    name = "multicontroller"
+    in_place = "proven"
+    simulated_faults = False
+    one_process = False
+
+    def service_command(self) -> tuple[str, ...]:
+        """JAX's coordination service, in a process of its own."""
+        return (sys.executable, "-m", "controller_adapter.multicontroller.jax_service")
+
+    def worker_environment(self, spec: JobSpec) -> dict[str, str]:
+        """CPU devices, and a compile cache that all workers share."""
+        devices = spec.config.devices_per_host
+        return {
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "JAX_COMPILATION_CACHE_DIR": str(spec.directory / "compile-cache"),
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+        }
+
+    def connect(self, spec: JobSpec, slice_index: int) -> tuple[Link, Runtime]:
+        """The link to this host's agent, and the runtime."""
+        from controller_adapter.multicontroller.runtime import connect
+
+        return connect(spec, slice_index)
+
+
+def adapter() -> MulticontrollerAdapter:
+    """The entry point."""
+    return MulticontrollerAdapter()

@@ -1,0 +1,110 @@
+"""Every private name of JAX that this project touches, and no other place: guarded by version.
+
+`jax.distributed.initialize` is three things: a service, a client, and global state. Here they are apart, so that the service lives
+in a process of its own and a client can be dropped and made again in a process that lives on. Tried with JAX 0.10.2 on CPU.
+"""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import api, cache_key, distributed
+from jaxlib import _jax
+
+from reshard.errors import UsageError
+
+TRIED = ("0.10.1", "0.10.2")
+NEVER_S = 10_000_000
+"""Heartbeats of JAX's own service decide nothing: agents notice a loss much sooner, and a missed one would abort the survivors."""
+
+
+def check_version() -> None:
+    """Refuse a JAX whose private names are known to differ; warn about one that was not tried."""
+    series = jax.__version__.split(".")[:2]
+    if series != ["0", "10"]:
+        raise UsageError(
+            f"JAX {jax.__version__} was not tried with the multicontroller adapter",
+            remedy=f"Install one of {', '.join(TRIED)}, or use the local adapter.",
+        )
+    if jax.__version__ not in TRIED:
+        warnings.warn(f"JAX {jax.__version__} was not tried; {', '.join(TRIED)} were", stacklevel=2)
+
+
+def start_service(address: str, num_processes: int) -> Any:
+    """Start JAX's coordination service at `address` for so many processes."""
+    return _jax.get_distributed_runtime_service(
+        address, num_processes, heartbeat_timeout=NEVER_S, shutdown_timeout=1
+    )
+
+
+def connect(address: str, rank: int, num_processes: int, timeout_s: int) -> None:
+    """Connect this process to the coordination service as `rank`. Raises JaxRuntimeError when it cannot."""
+    state = distributed.global_state
+    client = _jax.get_distributed_runtime_client(
+        address,
+        rank,
+        init_timeout=timeout_s,
+        shutdown_timeout=1,
+        heartbeat_timeout=NEVER_S,
+        shutdown_on_destruction=False,
+        use_compression=False,
+    )
+    client.connect()
+    state.client = client
+    state.process_id = rank
+    state.num_processes = num_processes
+    state.coordinator_address = address
+
+
+def put_and_collect(key: str, value: str, rank: int, num_processes: int, timeout_ms: int) -> list[str]:
+    """Put this process's value under `key` and return all processes' values, in rank order."""
+    client = distributed.global_state.client
+    assert client is not None
+    client.key_value_set(f"{key}/{rank}", value)
+    return [client.blocking_key_value_get(f"{key}/{other}", timeout_ms) for other in range(num_processes)]
+
+
+def drop_backend() -> None:
+    """Drop the backend, the client and every cache that refers to them; the process can connect again afterwards."""
+    api.clear_backends()
+    state = distributed.global_state
+    state.client = None
+    state.process_id = 0
+    state.num_processes = 1
+    gc.collect()
+
+
+def share_compile_cache() -> None:
+    """Let all processes of a world find each other's programs in the persistent compile cache.
+
+    JAX puts a fingerprint of the topology into the key, which on CPU differs from process to process though the program is the same
+    (seen with 0.10.2). Here it is replaced, on CPU, by the kinds of the devices and the features of the machine's processor.
+    """
+    hash_config = cache_key._hash_accelerator_config
+    features = _processor_features()
+
+    def hash_on_cpu(hash_obj: Any, accelerators: np.ndarray[Any, Any]) -> None:
+        if accelerators.flat[0].platform != "cpu":
+            hash_config(hash_obj, accelerators)
+            return
+        hash_obj.update(features)
+        for device in accelerators.flat:
+            hash_obj.update(device.device_kind.encode())
+
+    cache_key._hash_accelerator_config = hash_on_cpu
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _processor_features() -> bytes:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return b""
+    named = [line for line in lines if line.startswith(("flags", "Features", "model name"))]
+    return "\n".join(sorted(set(named))).encode()

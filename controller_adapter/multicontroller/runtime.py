@@ -1,0 +1,72 @@
+"""The worker's runtime under multi-controller JAX: connect to a generation's service, make the devices, drop them again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+
+from controller_adapter.multicontroller import jax_private
+from controller_adapter.multicontroller.gloo_sockets import GlooSockets, listening_ports
+from elastic.agent_link import AgentLink
+from elastic.events import WorldSpec, host_of
+from elastic.job import JobSpec
+from elastic.ports import Link, Runtime
+from elastic.sessions import leave_on_sigterm
+from reshard.ids import HostId
+
+CONNECT_TIMEOUT_S = 60
+
+
+class MulticontrollerRuntime:
+    """See `elastic.ports.Runtime`. `unblock` is for the link's thread; everything else for the main thread."""
+
+    in_place = "proven"
+
+    def __init__(self) -> None:
+        jax_private.check_version()
+        jax_private.share_compile_cache()
+        self._slices: tuple[int, ...] = ()
+        self._gloo: GlooSockets | None = None
+
+    def form(self, world: WorldSpec) -> Sequence[jax.Device]:
+        """Connect as this world's rank and make its devices, in rank order."""
+        num_processes = len(world.slices)
+        self._slices = world.slices
+        before = listening_ports()
+        jax_private.connect(world.service_address, world.rank, num_processes, CONNECT_TIMEOUT_S)
+        devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+        own_ports = listening_ports() - before
+        told = jax_private.put_and_collect(
+            "elastic/gloo",
+            ",".join(map(str, sorted(own_ports))),
+            world.rank,
+            num_processes,
+            CONNECT_TIMEOUT_S * 1000,
+        )
+        ports = frozenset(int(port) for value in told for port in value.split(",") if port)
+        self._gloo = GlooSockets(own_ports, ports - own_ports)
+        return devices
+
+    def host_of(self, device: jax.Device) -> HostId:
+        """The host whose process has this device."""
+        return host_of(self._slices[device.process_index])
+
+    def drop(self) -> None:
+        """Drop the backend with everything on it."""
+        self._gloo = None
+        jax_private.drop_backend()
+
+    def unblock(self) -> None:
+        """Shut down the Gloo connections of the current world."""
+        gloo = self._gloo
+        if gloo is not None:
+            gloo.shut_down()
+
+
+def connect(spec: JobSpec, slice_index: int) -> tuple[Link, Runtime]:
+    """The link to this host's agent, and the runtime that it can unblock."""
+    runtime = MulticontrollerRuntime()
+    link = AgentLink(spec, slice_index, runtime.unblock)
+    leave_on_sigterm(link.preempted)
+    return link, runtime

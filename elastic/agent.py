@@ -1,0 +1,429 @@
+"""The agent: the sidecar of one slice's host. It owns the arena, starts and watches the worker, serves and fetches shards.
+
+One thread decides; readers of the worker's socket, the coordinator's stream and the worker's pidfd only put things in its queue.
+Run as `python -m elastic.agent DIR SLICE`. A new agent re-adopts the arena and the worker that an earlier one left behind.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import time
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+import grpc
+import msgspec
+
+from elastic.agent_stream import CoordinatorStream, StreamLost
+from elastic.agent_tasks import ArenaTasks
+from elastic.events import (
+    AgentAttached,
+    Assign,
+    ComputeDigest,
+    EndWorker,
+    Fence,
+    Fenced,
+    Finished,
+    LeftWorld,
+    PreemptionNotice,
+    Rebuilt,
+    ResetHost,
+    Shutdown,
+    Stage,
+    StartWorker,
+    StepFailed,
+    StopAfter,
+    WorkerFailed,
+    WorkerLost,
+    WorkerReady,
+    WorkerState,
+    host_of,
+)
+from elastic.job import JobSpec, load_job, load_token
+from elastic.leash import watch_leash
+from elastic.protocol import (
+    EnterWorld,
+    Heartbeat,
+    Hello,
+    JobEnded,
+    LoopEnded,
+    Reserve,
+    Reserved,
+    Unwound,
+    WorkerCommitted,
+    WorldRebuilt,
+)
+from elastic.wire import FramedSocket
+from elastic.worker_process import WorkerExit, WorkerProcess
+from elastic.worker_socket import WorkerSocket
+from reshard.errors import InsufficientMemoryError
+from snapshot.arena import Arena
+from snapshot.dataplane import DataPlaneServer
+
+PID_FILE = "worker.pid"
+EXIT_GRACE_S = 60.0
+
+
+class LeashCut:
+    """The launcher is gone."""
+
+
+class Agent:
+    """The sidecar of slice `slice_index`; `run` returns when the job is over."""
+
+    def __init__(self, spec: JobSpec, token: str, slice_index: int) -> None:
+        self._spec = spec
+        self._slice = slice_index
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._arena = Arena.create(spec.job_id, host_of(slice_index), root=spec.shm_root)
+        self.generation = 0
+        self._worker: WorkerProcess | None = None
+        self._worker_state = WorkerState.NONE
+        self._connection: FramedSocket | None = None
+        self._heard_s = time.monotonic()
+        self._heard_unix_s = time.time()
+        self._stopped_since_s: float | None = None
+        self._fence_pending = False
+        self._ending: str = ""
+        self._failure_told = False
+        self._server = grpc.server(futures.ThreadPoolExecutor(4))
+        DataPlaneServer(self._arena, token, lambda: self.generation).add_to(self._server)
+        port = self._server.add_insecure_port(f"{spec.bind_host}:0")
+        self._server.start()
+        self._data_address = f"{spec.bind_host}:{port}"
+        self._tasks = ArenaTasks(self._arena, slice_index, token)
+        self._socket = WorkerSocket(spec.socket_path(slice_index), self._inbox.put)
+        self._stream = CoordinatorStream(spec, token, slice_index, self._inbox.put)
+        self._over = False
+
+    # ---- life ----
+
+    def run(self) -> int:
+        """Serve until the job is over; returns the exit status."""
+        watch_leash(lambda: self._inbox.put(LeashCut()))
+        signal.signal(signal.SIGTERM, lambda *_: self._inbox.put(LeashCut()))
+        self._adopt()
+        self._attach()
+        while not self._over:
+            try:
+                item = self._inbox.get(timeout=self._spec.heartbeat_s / 2)
+            except queue.Empty:
+                item = None
+            if item is not None:
+                self._take(item)
+            self._look_after()
+        self._close()
+        return 0
+
+    def _adopt(self) -> None:
+        """Find the worker that an earlier agent of this slice left behind."""
+        try:
+            left = msgspec.json.decode((self._arena.directory / PID_FILE).read_bytes(), type=dict[str, int])
+        except (OSError, msgspec.MsgspecError):
+            return
+        if _start_time(left["pid"]) != left["start_time"]:
+            return
+        self._worker = WorkerProcess.adopt(left["pid"], self._inbox.put)
+        # Whether it is in a world it says itself when it connects; it tries for `lease_s`.
+        deadline_s = time.monotonic() + 2.0
+        while self._worker is not None and self._connection is None and time.monotonic() < deadline_s:
+            try:
+                self._take(self._inbox.get(timeout=0.1))
+            except queue.Empty:
+                continue
+
+    def _attach(self) -> None:
+        self._stream.attach(
+            self.generation,
+            AgentAttached(
+                slice_index=self._slice,
+                worker=self._worker_state,
+                worker_pid=self._worker.pid if self._worker else 0,
+                generation=self.generation,
+                data_address=self._data_address,
+            ),
+        )
+
+    def _send(self, event: Any) -> None:
+        self._stream.send(self.generation, event)
+
+    def _to_worker(self, message: Any) -> None:
+        if self._connection is not None:
+            try:
+                self._connection.send(message)
+            except OSError:
+                pass  # its end is noticed through the pidfd
+
+    def _close(self) -> None:
+        if self._worker is not None:
+            self._worker.kill()
+            self._worker.wait_exit(2.0)
+        self._socket.close()
+        self._server.stop(grace=0)
+        (self._arena.directory / PID_FILE).unlink(missing_ok=True)
+        self._arena.unlink()
+        self._stream.close()
+
+    # ---- one thing at a time ----
+
+    def _take(self, item: Any) -> None:
+        if isinstance(item, WorkerExit):
+            self._worker_ended(item)
+        elif isinstance(item, LeashCut):
+            self._over = True
+        elif isinstance(item, StreamLost):
+            self._attach()
+        elif isinstance(item, tuple):
+            self._hear_worker(*item)
+        else:
+            self._obey(item)
+
+    def _look_after(self) -> None:
+        self._stream.send(self.generation, Heartbeat(unix_s=time.time()))
+        if self._worker is None or self._ending:
+            return
+        now_s = time.monotonic()
+        if not self._worker.is_stopped():
+            self._stopped_since_s = None
+        elif self._stopped_since_s is None:
+            self._stopped_since_s = now_s
+        elif now_s - self._stopped_since_s >= self._spec.worker_stopped_s:
+            self._end_worker("it was stopped (SIGSTOP) and is out of reach", "worker-stopped")
+            return
+        if self._connection is not None and now_s - self._heard_s > self._spec.worker_silent_s:
+            self._end_worker("it has sent no heartbeat", "worker-heartbeat")
+
+    def _end_worker(self, cause: str, detector: str) -> None:
+        """End a worker that hangs, and say so at once: what it shared with others is broken from now on."""
+        assert self._worker is not None
+        self._ending = cause
+        self._worker.kill()
+        self._send(
+            WorkerLost(
+                slice_index=self._slice,
+                pid=self._worker.pid,
+                cause=f"the worker was ended: {cause}",
+                detector=detector,
+                last_life_unix_s=self._heard_unix_s,
+            )
+        )
+
+    def _worker_ended(self, exit_: WorkerExit) -> None:
+        if self._worker is None or self._worker.pid != exit_.pid:
+            return
+        told, told_failure = self._ending, self._failure_told
+        state = self._worker_state
+        self._forget_worker()
+        if self._stream.job_ended:
+            self._over = True
+        elif told:
+            pass  # we ended it, and have said so
+        elif exit_.is_loss:
+            self._send(
+                WorkerLost(
+                    slice_index=self._slice,
+                    pid=exit_.pid,
+                    cause=str(exit_),
+                    detector="process-exit",
+                    last_life_unix_s=time.time(),
+                )
+            )
+        elif not told_failure:
+            where = "before its session began" if state is WorkerState.STARTING else "in the middle of the job"
+            log = self._spec.directory / "logs" / f"worker-{self._slice}.log"
+            self._send(
+                WorkerFailed(slice_index=self._slice, error=f"{exit_} {where}; its output is in {log}")
+            )
+        if self._fence_pending:
+            self._report_fenced()
+
+    def _forget_worker(self) -> None:
+        self._worker = None
+        self._worker_state = WorkerState.NONE
+        self._ending = ""
+        self._failure_told = False
+        self._stopped_since_s = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        (self._arena.directory / PID_FILE).unlink(missing_ok=True)
+
+    # ---- the worker speaks ----
+
+    def _hear_worker(self, connection: FramedSocket, message: Any) -> None:
+        if isinstance(message, Hello):
+            self._meet(connection, message)
+            return
+        if connection is not self._connection:
+            return
+        self._heard_s, self._heard_unix_s = time.monotonic(), time.time()
+        if isinstance(message, WorkerCommitted):
+            record = self._tasks.committed_record(message)
+            if record is not None:
+                self._send(record)
+        elif isinstance(message, Reserve):
+            self._to_worker(self._reserve(message))
+        elif isinstance(message, Unwound):
+            self._worker_state = WorkerState.READY
+            if self._fence_pending and message.generation >= self.generation:
+                self._report_fenced()
+        elif isinstance(message, WorldRebuilt):
+            self._rebuilt(message)
+        elif isinstance(message, LoopEnded):
+            snapshots, _ = self._tasks.verified_snapshots()
+            self._send(
+                Finished(
+                    slice_index=self._slice,
+                    generation=message.generation,
+                    step=message.step,
+                    snapshots=snapshots,
+                )
+            )
+        elif isinstance(message, WorkerFailed | StepFailed | LeftWorld | PreemptionNotice):
+            self._failure_told = self._failure_told or isinstance(message, WorkerFailed)
+            self._send(message)
+
+    def _meet(self, connection: FramedSocket, hello: Hello) -> None:
+        if self._worker is None or hello.pid != self._worker.pid:
+            connection.close()  # a stale incarnation, or a stranger
+            return
+        self._connection = connection
+        self._heard_s, self._heard_unix_s = time.monotonic(), time.time()
+        if hello.generation:
+            self._worker_state = WorkerState.IN_WORLD
+            self.generation = max(self.generation, hello.generation)
+        else:
+            self._worker_state = WorkerState.READY
+            if self._stream.is_attached:
+                self._send(WorkerReady(slice_index=self._slice, pid=hello.pid))
+
+    def _reserve(self, wanted: Reserve) -> Reserved:
+        try:
+            self._arena.reserve(
+                wanted.slot_bytes,
+                journal_record_bytes=wanted.journal_record_bytes,
+                journal_records=wanted.journal_records,
+            )
+        except InsufficientMemoryError as error:
+            return Reserved(
+                error=str(error),
+                needed_bytes=int(str(error.fields.get("needed_bytes", 0))),
+                available_bytes=int(str(error.fields.get("available_bytes", 0))),
+            )
+        return Reserved()
+
+    def _rebuilt(self, message: WorldRebuilt) -> None:
+        snapshot = None
+        if message.restored_step is not None:
+            snapshot = self._tasks.summary_of(message.restored_step, message.generation)
+        self._send(
+            Rebuilt(
+                slice_index=self._slice,
+                generation=message.generation,
+                snapshot=snapshot,
+                form_s=message.form_s,
+                restore_s=message.restore_s,
+                bytes_from=self._tasks.bytes_from(message.bytes_from),
+            )
+        )
+
+    def _report_fenced(self) -> None:
+        self._fence_pending = False
+        snapshots, rejected = self._tasks.verified_snapshots()
+        self._send(
+            Fenced(
+                slice_index=self._slice,
+                generation=self.generation,
+                worker=self._worker_state,
+                snapshots=snapshots,
+                rejected=rejected,
+            )
+        )
+
+    # ---- the coordinator commands ----
+
+    def _obey(self, command: Any) -> None:
+        if isinstance(command, Fence):
+            self._fence(command)
+        elif isinstance(command, StartWorker):
+            self._start_worker()
+        elif isinstance(command, EndWorker):
+            self._end_quietly(command.why)
+        elif isinstance(command, Assign):
+            self._worker_state = WorkerState.IN_WORLD
+            self._to_worker(EnterWorld(world=command.world))
+        elif isinstance(command, StopAfter):
+            self._to_worker(command)
+        elif isinstance(command, Stage):
+            self._tasks.stage(command, lambda: self.generation, self._send)
+        elif isinstance(command, ComputeDigest):
+            self._tasks.compute_digest(command, self._send)
+        elif isinstance(command, ResetHost):
+            self._end_quietly("its slice had been given up")
+            self._tasks.drop_snapshots()
+            self._attach()
+        elif isinstance(command, Shutdown):
+            self._shut_down(command.completed)
+
+    def _fence(self, command: Fence) -> None:
+        if command.generation < self.generation:
+            return
+        self.generation = command.generation
+        self._fence_pending = True
+        if command.leave_out:
+            self._end_quietly("told to leave")
+        elif self._worker_state is WorkerState.IN_WORLD and self._worker is not None and not self._ending:
+            self._to_worker(command)
+        elif self._worker is None or self._worker_state is not WorkerState.IN_WORLD:
+            self._report_fenced()
+
+    def _start_worker(self) -> None:
+        if self._worker is not None:
+            self._end_quietly("another takes its place")
+        self._worker = WorkerProcess.start(self._spec, self._slice, self._inbox.put)
+        self._worker_state = WorkerState.STARTING
+        self._heard_s = time.monotonic()
+        (self._arena.directory / PID_FILE).write_bytes(
+            msgspec.json.encode(
+                {"pid": self._worker.pid, "start_time": _start_time(self._worker.pid)}
+            )
+        )
+
+    def _end_quietly(self, why: str) -> None:
+        """End the worker because we were told so: that is no loss to report."""
+        if self._worker is not None:
+            self._ending = why
+            self._worker.kill()
+            self._worker.wait_exit(5.0)
+            self._forget_worker()
+        if self._fence_pending:
+            self._report_fenced()
+
+    def _shut_down(self, completed: bool) -> None:
+        self._to_worker(JobEnded(completed=completed))
+        if self._worker is not None:
+            self._worker.wait_exit(EXIT_GRACE_S if completed else 1.0)
+        self._over = True
+
+
+def _start_time(pid: int) -> int:
+    """When a process started, in clock ticks since boot; -1 if there is none. With the pid it names one process for good."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, IndexError):
+        return -1
+
+
+def main() -> int:
+    """Run the agent of a slice."""
+    directory, slice_index = Path(sys.argv[1]), int(sys.argv[2])
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    return Agent(load_job(directory), load_token(directory), slice_index).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

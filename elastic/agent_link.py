@@ -1,0 +1,244 @@
+"""The worker's end of the unix socket to its agent: the `Link` of a session in a process of its own.
+
+A reader thread takes commands in while the main thread may be stuck in a collective; a fence makes it call `unblock` until the main
+thread is out. When the agent dies the link tries to reach the next one; without any for `lease_s` the worker ends itself.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from elastic.events import Fence, LeftWorld, PreemptionNotice, StepFailed, StopAfter, WorkerFailed, WorldSpec, host_of
+from elastic.job import JobSpec
+from elastic.protocol import (
+    WORKER_CODEC,
+    EnterWorld,
+    Heartbeat,
+    Hello,
+    JobEnded,
+    LoopEnded,
+    Reserve,
+    Reserved,
+    Unwound,
+    WorkerCommitted,
+    WorldRebuilt,
+)
+from elastic.ports import JobOver
+from elastic.wire import FramedSocket, WireError
+from elastic.worker_process import LEASE_EXIT_STATUS
+from reshard.errors import ElasticError, InsufficientMemoryError, RetryLaterError
+from reshard.ids import HostId
+from snapshot.arena import Arena
+
+HEARTBEAT_S = 0.25
+UNBLOCK_EVERY_S = 0.01
+RECONNECT_EVERY_S = 0.05
+
+
+class AgentLink:
+    """See `elastic.ports.Link`. `unblock` gets a main thread out of a broken collective; it is called from a thread."""
+
+    def __init__(self, spec: JobSpec, slice_index: int, unblock: Callable[[], None]) -> None:
+        self._spec = spec
+        self._slice = slice_index
+        self._unblock = unblock
+        self._changed = threading.Condition()
+        self._connection: FramedSocket | None = None
+        self._next_world: WorldSpec | None = None
+        self._fenced_below = 0
+        self._inside = 0
+        """The generation of the world the main thread is in (0: none)."""
+        self._stop: StopAfter | None = None
+        self._reserved: Reserved | None = None
+        self._end: JobEnded | None = None
+        self._arenas: dict[HostId, Arena] = {}
+        self._connect()
+        threading.Thread(target=self._read, name="agent-link", daemon=True).start()
+        threading.Thread(target=self._beat, name="agent-heartbeat", daemon=True).start()
+
+    # ---- Link: waiting and looking ----
+
+    def wait_world(self) -> WorldSpec | None:
+        """Block until the next world is assigned; None when the job has ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._next_world is not None or self._end is not None)
+            world, self._next_world = self._next_world, None
+            if self._end is not None and not self._end.completed:
+                raise JobOver("the job was stopped")
+            if world is not None:
+                self._inside = world.generation
+                self._stop = None
+            return world
+
+    def is_fenced(self, generation: int) -> bool:
+        """Whether the world of `generation` has been given up."""
+        return generation < self._fenced_below or (self._end is not None and not self._end.completed)
+
+    def stop_step(self, generation: int) -> int | None:
+        """The step after whose boundary to stop, None to go on."""
+        stop = self._stop
+        return stop.step if stop is not None and stop.generation == generation else None
+
+    def wait_fenced(self, generation: int, timeout_s: float | None) -> bool:
+        """Block until the world of `generation` is given up (True), or the time is over or the job complete (False)."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: generation < self._fenced_below or self._end is not None, timeout_s
+            )
+            if self._end is not None and not self._end.completed:
+                raise JobOver("the job was stopped")
+            return generation < self._fenced_below
+
+    def arenas(self) -> Mapping[HostId, Arena]:
+        """This host's arena."""
+        if not self._arenas:
+            host = host_of(self._slice)
+            self._arenas[host] = Arena.attach(self._spec.job_id, host, root=self._spec.shm_root)
+        return self._arenas
+
+    # ---- Link: telling ----
+
+    def reserve(self, host: HostId, slot_bytes: int, journal_record_bytes: int, journal_records: int) -> None:
+        """Make room in the arena. Raises InsufficientMemoryError."""
+        self._reserved = None
+        self._tell(
+            Reserve(
+                slot_bytes=slot_bytes,
+                journal_record_bytes=journal_record_bytes,
+                journal_records=journal_records,
+            )
+        )
+        with self._changed:
+            self._changed.wait_for(lambda: self._reserved is not None or self._end is not None)
+            answer = self._reserved
+        if answer is None:
+            raise JobOver("the job was stopped")
+        if answer.error:
+            raise InsufficientMemoryError(
+                answer.needed_bytes, answer.available_bytes, str(self._spec.shm_root)
+            )
+
+    def rebuilt(
+        self, generation: int, restored_step: int | None, form_s: float, restore_s: float, shm_bytes: int
+    ) -> None:
+        """Tell that the state is on the devices."""
+        self._tell(
+            WorldRebuilt(
+                generation=generation,
+                restored_step=restored_step,
+                form_s=form_s,
+                restore_s=restore_s,
+                bytes_from={"shm": shm_bytes},
+            )
+        )
+
+    def committed(self, message: WorkerCommitted) -> None:
+        """Tell that a step's outputs are ready and captured."""
+        self._tell(message)
+
+    def left(self, generation: int) -> None:
+        """Tell that the loop has stopped at a boundary as told, or has rehearsed."""
+        self._tell(LeftWorld(slice_index=self._slice, generation=generation))
+
+    def ended(self, generation: int, step: int) -> None:
+        """Tell that the training loop has come to its end."""
+        self._tell(LoopEnded(generation=generation, step=step))
+
+    def step_failed(self, generation: int, error: str) -> None:
+        """Tell that a step failed in a way that a lost peer may explain."""
+        self._tell(StepFailed(slice_index=self._slice, generation=generation, error=error))
+
+    def user_failed(self, error: str, exit_status: int) -> None:
+        """Tell that the user's code raised."""
+        self._tell(WorkerFailed(slice_index=self._slice, error=error, exit_status=exit_status))
+
+    def preempted(self) -> None:
+        """Tell that this worker was told to leave (SIGTERM)."""
+        self._tell(PreemptionNotice(slice_index=self._slice))
+
+    def unwound(self, generation: int) -> None:
+        """Tell that the devices of every world before the newest generation are dropped."""
+        with self._changed:
+            self._inside = 0
+            newest = self._fenced_below
+        self._tell(Unwound(generation=newest))
+
+    # ---- threads ----
+
+    def _tell(self, message: object) -> None:
+        connection = self._connection
+        if connection is not None:
+            try:
+                connection.send(message)
+            except OSError:
+                pass  # the agent is gone; what matters is told again to the next one (Hello)
+
+    def _connect(self) -> None:
+        path = str(self._spec.socket_path(self._slice))
+        deadline_s = time.monotonic() + self._spec.lease_s
+        while True:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                connection.connect(path)
+            except OSError as error:
+                connection.close()
+                if time.monotonic() >= deadline_s:
+                    raise RetryLaterError(f"no agent at {path} for {self._spec.lease_s} s") from error
+                time.sleep(RECONNECT_EVERY_S)
+                continue
+            self._connection = FramedSocket(connection, WORKER_CODEC)
+            self._connection.send(Hello(pid=os.getpid(), generation=self._inside))
+            return
+
+    def _read(self) -> None:
+        while True:
+            try:
+                message = self._connection.receive() if self._connection is not None else None
+            except (OSError, WireError):
+                message = None
+            if message is not None:
+                self._take(message)
+                continue
+            if self._end is not None:
+                return
+            try:
+                self._connect()
+            except ElasticError:
+                os._exit(LEASE_EXIT_STATUS)  # nobody to answer to: stop before somebody else goes on
+
+    def _take(self, message: object) -> None:
+        with self._changed:
+            if isinstance(message, EnterWorld):
+                self._next_world = message.world
+            elif isinstance(message, Fence):
+                self._fenced_below = max(self._fenced_below, message.generation)
+                self._next_world = None
+            elif isinstance(message, StopAfter):
+                self._stop = message
+            elif isinstance(message, Reserved):
+                self._reserved = message
+            elif isinstance(message, JobEnded):
+                self._end = message
+            self._changed.notify_all()
+        if isinstance(message, Fence):
+            if self._inside:
+                threading.Thread(target=self._get_out, name="unblock", daemon=True).start()
+            else:
+                self._tell(Unwound(generation=message.generation))
+        elif isinstance(message, JobEnded) and not message.completed:
+            threading.Thread(target=self._get_out, name="unblock", daemon=True).start()
+
+    def _get_out(self) -> None:
+        """Unblock the main thread, again and again: it may only now be entering the collective."""
+        while self._inside:
+            self._unblock()
+            time.sleep(UNBLOCK_EVERY_S)
+
+    def _beat(self) -> None:
+        while self._end is None:
+            self._tell(Heartbeat(unix_s=time.time()))
+            time.sleep(HEARTBEAT_S)

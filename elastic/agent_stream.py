@@ -1,0 +1,100 @@
+"""The agent's stream to the coordinator: attached again when it breaks, with growing pauses."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import msgspec
+import tenacity
+
+from elastic import control_pb2 as pb
+from elastic.control_pb2_grpc import ControlStub
+from elastic.events import Shutdown
+from elastic.job import COORDINATOR_FILE, JobSpec
+from elastic.protocol import CONTROL_CODEC
+from elastic.wire import WireError
+from reshard.errors import RetryLaterError
+
+
+class StreamLost:
+    """The stream has broken: attach again."""
+
+
+class CoordinatorStream:
+    """Sends events and hands commands to `on_item`; after a break `on_item` gets a StreamLost."""
+
+    def __init__(
+        self, spec: JobSpec, token: str, slice_index: int, on_item: Callable[[Any], None]
+    ) -> None:
+        self._spec = spec
+        self._metadata = (("authorization", f"Bearer {token}"),)
+        self._slice = slice_index
+        self._on_item = on_item
+        self._outbox: queue.SimpleQueue[pb.Envelope | None] = queue.SimpleQueue()
+        self._channel: grpc.Channel | None = None
+        self.is_attached = False
+        self.job_ended = False
+
+    def attach(self, generation: int, first: Any) -> None:
+        """Connect (trying for `lease_s`) and say who we are. Raises RetryLaterError when there is no coordinator."""
+        self.close()
+        self._outbox = outbox = queue.SimpleQueue()
+        self.send(generation, first)
+        self._channel = grpc.insecure_channel(
+            self._address(), options=(("grpc.max_receive_message_length", -1),)
+        )
+        replies = ControlStub(self._channel).Attach(  # type: ignore[no-untyped-call]
+            _drain(outbox), metadata=self._metadata, wait_for_ready=True
+        )
+        self.is_attached = True
+        threading.Thread(target=self._read, args=(replies, outbox), daemon=True).start()
+
+    def send(self, generation: int, event: Any) -> None:
+        """Send one event; it is dropped if the stream is broken (what matters is told again when attaching)."""
+        name, body = CONTROL_CODEC.encode(event)
+        envelope = pb.Envelope(
+            generation=generation, slice_index=self._slice, kind=name, body=body
+        )
+        self._outbox.put(envelope)
+
+    def close(self) -> None:
+        """End the stream after what was sent."""
+        self.is_attached = False
+        self._outbox.put(None)
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def _read(self, replies: Iterator[pb.Envelope], outbox: Any) -> None:
+        try:
+            for envelope in replies:
+                command = CONTROL_CODEC.decode(envelope.kind, envelope.body)
+                self.job_ended = self.job_ended or isinstance(command, Shutdown)
+                self._on_item(command)
+        except (grpc.RpcError, WireError):
+            pass  # a broken stream and an unreadable one have the same remedy: attach again
+        if outbox is self._outbox and not self.job_ended:
+            self._on_item(StreamLost())
+
+    def _address(self) -> str:
+        path = self._spec.directory / COORDINATOR_FILE
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(OSError),
+            stop=tenacity.stop_after_delay(self._spec.lease_s),
+            wait=tenacity.wait_exponential(multiplier=0.02, max=0.5),
+            reraise=True,
+        )
+        try:
+            body: bytes = retrying(path.read_bytes)
+        except OSError as error:
+            raise RetryLaterError(f"no coordinator has written {path}") from error
+        return str(msgspec.json.decode(body)["address"])
+
+
+def _drain(outbox: queue.SimpleQueue[pb.Envelope | None]) -> Iterator[pb.Envelope]:
+    while (envelope := outbox.get()) is not None:
+        yield envelope

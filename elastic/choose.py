@@ -1,0 +1,93 @@
+"""Commit at recovery: which snapshot the survivors go back to, and what has to move for it.
+
+Nobody waits for a global commit while training. At recovery the newest step is taken for which the survivors'
+verified shards cover every box of every array. Shards of one step are only put together when they were captured in
+the same generation, and only when no later world went back behind that step: two timelines are never mixed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from elastic.events import SnapshotSummary
+from reshard.coverage import uncovered_at
+from reshard.holdings import Holding
+from reshard.ids import HostId
+from reshard.layout import ArrayLayout, Layout, MeshLayout
+from reshard.plan import Plan
+from reshard.planner import make_plan
+
+WHOLE_AXIS = "whole"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The snapshot to restore: its step and generation, its layout, who holds what of it, the data position."""
+
+    step: int
+    generation: int
+    layout: Layout
+    holdings: tuple[Holding, ...]
+    position: int = 0
+
+
+def choose_restore(
+    snapshots: Mapping[HostId, Iterable[SnapshotSummary]], restored_steps: Mapping[int, int]
+) -> tuple[Choice | None, str]:
+    """Return the newest snapshot that is covered and on the timeline, and a sentence on how it was chosen.
+
+    `restored_steps` maps the generation of each world formed so far to the step it was restored from.
+    """
+    groups: dict[tuple[int, int], list[SnapshotSummary]] = defaultdict(list)
+    for host in sorted(snapshots):
+        for summary in snapshots[host]:
+            groups[summary.step, summary.generation].append(summary)
+    refused: list[str] = []
+    for (step, generation), group in sorted(groups.items(), reverse=True):
+        if not _on_timeline(step, generation, restored_steps):
+            refused.append(f"step {step} of generation {generation} was left behind by a later world")
+            continue
+        layout = group[0].layout
+        holdings = tuple(holding for summary in group for holding in summary.holdings)
+        gaps = uncovered_at(layout.arrays, holdings, step=step)
+        if gaps:
+            refused.append(f"step {step} lacks boxes of {len(gaps)} arrays, among them {next(iter(gaps))}")
+            continue
+        choice = Choice(
+            step=step, generation=generation, layout=layout, holdings=holdings, position=group[0].position
+        )
+        why = f"step {step} is whole in the memory of {len(group)} host{'s' * (len(group) > 1)}"
+        return choice, "; ".join([why, *refused])
+    return None, "; ".join(refused) or "no host holds a complete snapshot"
+
+
+def _on_timeline(step: int, generation: int, restored_steps: Mapping[int, int]) -> bool:
+    return all(step <= restored for formed, restored in restored_steps.items() if formed > generation)
+
+
+def plan_restore(choice: Choice, hosts: tuple[HostId, ...], devices_per_host: int) -> tuple[Layout, Plan]:
+    """The layout for these hosts and the plan that fills it.
+
+    Raises UsageError where the state does not divide over them.
+    """
+    target = choice.layout.resized(hosts, devices_per_host)
+    return target, make_plan(target, choice.holdings, step=choice.step)
+
+
+def plan_whole(layout: Layout, holdings: Iterable[Holding], step: int, host: HostId) -> tuple[Layout, Plan]:
+    """The plan that brings every array whole to one host (for a digest of the state)."""
+    mesh = MeshLayout(axis_names=(WHOLE_AXIS,), axis_sizes=(1,), hosts=(host,))
+    arrays = tuple(
+        ArrayLayout(
+            path=array.path,
+            shape=array.shape,
+            dtype=array.dtype,
+            itemsize=array.itemsize,
+            spec=((),) * len(array.shape),
+        )
+        for array in layout.arrays
+    )
+    target = Layout(mesh=mesh, arrays=arrays, elastic_axis=None)
+    return target, make_plan(target, holdings, step=step)

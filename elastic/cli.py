@@ -1,0 +1,277 @@
+"""The command line, `elastic …`. Exit status: 0 done, 1 the run failed, 2 bad usage or input, 3 an invariant was broken."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from reshard.errors import ElasticError, UsageError
+
+F = TypeVar("F", bound=Callable[..., Any])
+DEFAULT_RUN = Path("runs/demo")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.pass_context
+def cli(context: click.Context, debug: bool) -> None:
+    """Elastic, fault-tolerant training for JAX: slices may die and come back, the job goes on."""
+    context.obj = debug
+
+
+class NeverOrSteps(click.ParamType):
+    """A number of steps, or `never`."""
+
+    name = "steps|never"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+        """Return the number, None for `never`."""
+        if isinstance(value, int):
+            return value
+        if str(value) == "never":
+            return None
+        if not str(value).isdecimal():
+            self.fail(f"{value!r} is neither a number of steps nor 'never'", param, ctx)
+        return int(value)
+
+
+def job_options(function: F) -> F:
+    """The options that `demo` and `launch` share."""
+    for option in (
+        click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=None, help="Directory of the run."),
+        click.option("--seed", type=int, default=0, show_default=True, help="Fixes sample order and fault moments."),
+        click.option("--min-slices", type=int, default=1, show_default=True, help="Wait below this number of slices."),
+        click.option(
+            "--rejoin-after-steps",
+            type=NeverOrSteps(),
+            default=40,
+            show_default=True,
+            help="Start a lost slice again after so many steps, or 'never'.",
+        ),
+        click.option("--devices-per-host", type=click.IntRange(min=1), default=2, show_default=True),
+        click.option("--replicas", type=int, default=None, help="Slices that hold each shard.  [default: all]"),
+        click.option("--rehearsals", type=click.IntRange(min=0), default=1, show_default=True,
+                     help="Smaller worlds whose programs are compiled before the start."),
+        click.option("--wait-s", type=click.FloatRange(min=0), default=60.0, show_default=True,
+                     help="How long to wait below --min-slices."),
+        click.option("--shm-dir", type=click.Path(path_type=Path), default=Path("/dev/shm"), show_default=True,
+                     help="Where snapshots live (a tmpfs)."),
+        click.option("--fault", "faults", multiple=True, metavar="KIND:slice=N@step=S",
+                     help="Inject a fault; several may be given."),
+        click.option("--adapter", type=click.Choice(["multicontroller", "local"]), default="multicontroller", show_default=True),
+        click.option("--slices", type=int, default=3, show_default=True, help="Slices at the start."),
+    ):
+        function = option(function)
+    return function
+
+
+@cli.command()
+@job_options
+@click.option("--steps", type=click.IntRange(min=1), default=200, show_default=True, help="Optimizer steps in all.")
+@click.option("--data", type=click.Path(path_type=Path), default=None, help="Text to train on.  [default: Python's own library]")
+def demo(steps: int, data: Path | None, faults: tuple[str, ...], slices: int, out: Path | None, **options: Any) -> int:
+    """Train a small transformer on several slices, lose one in the middle, go on, get it back, and report.
+
+    Without --fault one slice is killed; --fault none is an undisturbed run. Kinds: kill, stop, term, agent, host.
+    """
+    from elastic.demo.text import TextWindows
+
+    TextWindows(data, sequence_length=1)  # a path that cannot be read is told before anything is started
+    if not faults:
+        faults = (f"kill:slice={min(1, slices - 1)}@step={min(60, steps // 3)}",)
+    model_axis = 2 if options["devices_per_host"] % 2 == 0 else 1
+    command = [sys.executable, "-m", "elastic.demo.train", "--steps", str(steps), "--model-axis", str(model_axis)]
+    if data is not None:
+        command += ["--data", str(data.absolute())]
+    return _run(tuple(command), faults=faults, slices=slices, target_steps=steps, out=out or DEFAULT_RUN, **options)
+
+
+@cli.command(context_settings={"ignore_unknown_options": True})
+@job_options
+@click.argument("script", nargs=-1, type=click.UNPROCESSED, required=True)
+def launch(script: tuple[str, ...], out: Path | None, **options: Any) -> int:
+    """Run your own training SCRIPT (a .py file, or -m MODULE, with its arguments) under the engine on this machine."""
+    if script[0] != "-m" and not Path(script[0]).is_file():
+        raise UsageError(f"there is no script {script[0]}")
+    return _run((sys.executable, *script), target_steps=None, out=out or Path("runs/launch"), **options)
+
+
+def _run(
+    command: tuple[str, ...],
+    *,
+    faults: tuple[str, ...],
+    slices: int,
+    out: Path,
+    target_steps: int | None,
+    replicas: int | None,
+    adapter: str,
+    seed: int,
+    min_slices: int,
+    rejoin_after_steps: int | None,
+    devices_per_host: int,
+    rehearsals: int,
+    wait_s: float,
+    shm_dir: Path,
+) -> int:
+    from elastic.runs import Wanted, run_job
+    from elastic.state import Config, Timing
+
+    config = Config(
+        num_slices=slices,
+        min_slices=min_slices,
+        devices_per_host=devices_per_host,
+        replicas=max(slices, 1) if replicas is None else replicas,
+        rejoin_after_steps=rejoin_after_steps,
+        rehearsals=rehearsals,
+        timing=Timing(wait_s=wait_s),
+    )
+    return run_job(
+        Wanted(
+            command=command,
+            adapter=adapter,
+            config=config,
+            directory=out,
+            seed=seed,
+            target_steps=target_steps,
+            faults=faults,
+            shm_root=shm_dir,
+        )
+    )
+
+
+@cli.command()
+@click.argument("directory", type=click.Path(path_type=Path), default=DEFAULT_RUN)
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), default=None, help="Write the page here too.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def report(directory: Path, html: Path | None, as_json: bool) -> int:
+    """Show the recovery report of the run in DIRECTORY, from its history."""
+    from elastic.report import build_report
+    from elastic.report_html import write_html
+    from elastic.report_terminal import print_report
+
+    records = _history(directory)
+    built = build_report(records)
+    if html is not None:
+        write_html(built, html, records)
+    if as_json:
+        click.echo(msgspec.json.encode(built).decode())
+    else:
+        print_report(built)
+    return 0
+
+
+@cli.command()
+@click.argument("directory", type=click.Path(path_type=Path), default=DEFAULT_RUN)
+@click.option("--follow", is_flag=True, help="Go on with what is appended, until the run ends.")
+@click.option("--json", "as_json", is_flag=True, help="Print the records as JSON, one a line.")
+def events(directory: Path, follow: bool, as_json: bool) -> int:
+    """Show what happened in the run in DIRECTORY, in order."""
+    import time
+
+    from elastic.history_text import describe
+    from elastic.job import HISTORY_FILE
+    from elastic.launcher import HistoryTail
+    from elastic.records import RunEnded, encode_record
+
+    _history(directory)
+    tail = HistoryTail(directory / HISTORY_FILE)
+    while True:
+        for record in tail.read():
+            click.echo(encode_record(record).decode().rstrip() if as_json else describe(record))
+            follow = follow and not isinstance(record, RunEnded)
+        if not follow:
+            return 0
+        time.sleep(0.2)
+
+
+@cli.command()
+@click.argument("directory", type=click.Path(path_type=Path), default=DEFAULT_RUN)
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def status(directory: Path, as_json: bool) -> int:
+    """Show how the live job in DIRECTORY is doing."""
+    from elastic.status import ask_status
+
+    found = ask_status(directory)
+    if as_json:
+        click.echo(json.dumps(found))
+        return 0
+    click.echo(
+        f"job {found['job_id']}: {found['phase']}, generation {found['generation']}, "
+        f"newest step {found['newest_committed']}, world {found['world']}"
+    )
+    for member in found["members"]:
+        click.echo(f"  slice {member['slice']}: worker {member['worker']} (pid {member['pid'] or '-'}), started {member['starts']} times")
+    return 0
+
+
+def _history(directory: Path) -> list[Any]:
+    from elastic.job import HISTORY_FILE
+    from elastic.records import read_history
+
+    path = directory / HISTORY_FILE
+    if not path.is_file():
+        raise UsageError(f"{directory} holds no run: there is no {path.name} in it")
+    return list(read_history(path))
+
+
+@cli.group()
+def snapshot() -> None:
+    """Look into, check and clean the snapshots in host memory."""
+
+
+@snapshot.command("ls")
+@click.option("--shm-dir", type=click.Path(path_type=Path), default=Path("/dev/shm"), show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def snapshot_ls(shm_dir: Path, as_json: bool) -> int:
+    """List the jobs that have snapshots in host memory."""
+    import msgspec
+
+    from snapshot.gc import list_jobs
+
+    jobs = list_jobs(shm_dir)
+    if as_json:
+        click.echo(msgspec.json.encode(jobs, enc_hook=str).decode())
+        return 0
+    for job in jobs:
+        click.echo(str(job))
+    if not jobs:
+        click.echo(f"no snapshots in {shm_dir}")
+    return 0
+
+
+@snapshot.command("gc")
+@click.option("--shm-dir", type=click.Path(path_type=Path), default=Path("/dev/shm"), show_default=True)
+def snapshot_gc(shm_dir: Path) -> int:
+    """Remove the snapshots of dead jobs, and of no others."""
+    from snapshot.gc import collect
+
+    removed = collect(shm_dir)
+    click.echo(f"removed {len(removed.directories)} directories, {removed.freed_bytes / 1e6:.1f} MB")
+    return 0
+
+
+def main() -> None:
+    """Run the command line; errors are one clear line on standard error."""
+    debug = "--debug" in sys.argv[1:2]
+    try:
+        sys.exit(cli.main(standalone_mode=False) or 0)
+    except click.exceptions.Abort:
+        print("elastic: interrupted", file=sys.stderr)
+        sys.exit(1)
+    except click.ClickException as error:
+        print(f"elastic: {error.format_message()} (see --help)", file=sys.stderr)
+        sys.exit(2)
+    except ElasticError as error:
+        if debug:
+            raise
+        print(f"elastic: {error}", file=sys.stderr)
+        sys.exit(error.exit_status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""Opening a session from the environment, read here and nowhere else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from elastic.adapters import find_adapter
+from elastic.job import ENV_DIRECTORY, ENV_SLICE, JobSpec, load_job
+from elastic.leash import watch_leash
+from elastic.sessions import Session
+from reshard.errors import UsageError
+
+
+def open_session(*, seed: int | None) -> Session:
+    """See `elastic.session`."""
+    directory = os.environ.get(ENV_DIRECTORY)
+    if directory is None:
+        return _open_local(seed)
+    spec = load_job(Path(directory))
+    slice_index = os.environ.get(ENV_SLICE, "0")
+    if not slice_index.isdecimal():
+        raise UsageError(f"{ENV_SLICE}={slice_index!r} is no slice index")
+    watch_leash(lambda: os._exit(1))
+    link, runtime = find_adapter(spec.adapter).connect(spec, int(slice_index))
+    return Session(spec, link, runtime)
+
+
+def _open_local(seed: int | None) -> Session:
+    adapter = find_adapter("local")
+    spec: JobSpec = adapter.default_job(seed=0 if seed is None else seed)  # type: ignore[attr-defined]
+    link, runtime = adapter.connect(spec, 0)
+    return Session(spec, link, runtime)

@@ -1,0 +1,364 @@
+"""The coordinator: the shell around the recovery state machine. It hears the agents, performs the commands, writes the history.
+
+One thread turns events into steps of the machine; gRPC threads only put events in its queue and take commands out of the agents' queues.
+Run as `python -m elastic.coordinator DIR`; it prints nothing but errors and writes its address to `DIR/coordinator.json`.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent import futures
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import msgspec
+
+from elastic import control_pb2 as pb
+from elastic.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
+from elastic.events import (
+    AgentAttached,
+    AgentLost,
+    Committed,
+    ComputeDigest,
+    Event,
+    Phase,
+    ServiceReady,
+    Stage,
+    StartService,
+    StopRequested,
+    Tick,
+    Write,
+)
+from elastic.history import HistoryWriter
+from elastic.job import COORDINATOR_FILE, HISTORY_FILE, JobSpec, load_job, load_token
+from elastic.leash import watch_leash
+from elastic.machine import step
+from elastic.protocol import CONTROL_CODEC, Heartbeat
+from elastic.records import FaultInjected, MessageRefused, RunStarted, StepCommitted
+from elastic.runtime_service import ServicePool
+from elastic.state import initial_state
+from elastic.telemetry import RecoveryTracer
+from elastic.turn import Clock
+from elastic.wire import WireError
+
+AUTHORIZATION = "authorization"
+_CLOSED = object()
+
+
+@dataclass(slots=True)
+class _Agent:
+    """One attached agent: where its commands go, where it serves shards, and when it last spoke."""
+
+    outbox: queue.SimpleQueue[Any]
+    data_address: str
+    heard_mono_s: float
+    heard_unix_s: float
+
+
+def _now() -> Clock:
+    return Clock(mono_s=time.monotonic(), unix_s=time.time())
+
+
+class Coordinator:
+    """Decides for one job; `run` returns when the job has ended and all agents were told so."""
+
+    def __init__(self, spec: JobSpec, token: str) -> None:
+        self._spec = spec
+        self._token = token
+        self._inbox: queue.SimpleQueue[tuple[int, Event | StepCommitted | FaultInjected | None]] = (
+            queue.SimpleQueue()
+        )
+        self._agents: dict[int, _Agent] = {}
+        self._state = initial_state(spec.config, time.monotonic())
+        self._history = HistoryWriter(spec.directory / HISTORY_FILE)
+        self._tracer = RecoveryTracer()
+        self._services = ServicePool(spec.service_command, spec.bind_host, self._service_ready)
+
+    @property
+    def generation(self) -> int:
+        """The newest generation."""
+        return self._state.generation
+
+    # ---- called from gRPC threads ----
+
+    def attach(self, first: pb.Envelope) -> queue.SimpleQueue[Any]:
+        """Take in an agent's first message; returns its queue of commands. Raises WireError."""
+        event = CONTROL_CODEC.decode(first.kind, first.body)
+        if not isinstance(event, AgentAttached):
+            raise WireError(f"an agent's first message must be AgentAttached, not {first.kind}")
+        outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        now = _now()
+        agent = _Agent(outbox, event.data_address, now.mono_s, now.unix_s)
+        previous = self._agents.get(event.slice_index)
+        self._agents[event.slice_index] = agent
+        if previous is not None:
+            previous.outbox.put(_CLOSED)
+        self._inbox.put((first.slice_index, event))
+        return outbox
+
+    def hear(self, slice_index: int, outbox: queue.SimpleQueue[Any], envelope: pb.Envelope) -> None:
+        """Take in one message of an attached agent."""
+        agent = self._agents.get(slice_index)
+        if agent is None or agent.outbox is not outbox:
+            return  # another agent of this slice has taken over
+        now = _now()
+        agent.heard_mono_s, agent.heard_unix_s = now.mono_s, now.unix_s
+        value = CONTROL_CODEC.decode(envelope.kind, envelope.body)
+        if not isinstance(value, Heartbeat):
+            self._inbox.put((slice_index, value))
+
+    def detach(self, slice_index: int, outbox: queue.SimpleQueue[Any]) -> None:
+        """An agent's stream has ended."""
+        outbox.put(_CLOSED)
+        agent = self._agents.get(slice_index)
+        if agent is not None and agent.outbox is outbox:
+            del self._agents[slice_index]
+            self._inbox.put(
+                (
+                    slice_index,
+                    AgentLost(
+                        slice_index=slice_index,
+                        detector="agent-stream",
+                        last_life_unix_s=agent.heard_unix_s,
+                    ),
+                )
+            )
+
+    def note(self, envelope: pb.Envelope) -> None:
+        """Take in a record from outside the job."""
+        value = CONTROL_CODEC.decode(envelope.kind, envelope.body)
+        if not isinstance(value, FaultInjected):
+            raise WireError(f"{envelope.kind} cannot be noted from outside")
+        self._inbox.put((-1, value))
+
+    def refuse(self, sender: str, reason: str) -> None:
+        """Write down that a call was refused."""
+        record = MessageRefused(
+            unix_s=time.time(), generation=self.generation, sender=sender, reason=reason
+        )
+        self._history.write(record)
+
+    def stop(self, reason: str) -> None:
+        """End the job."""
+        self._inbox.put((-1, StopRequested(reason=reason)))
+
+    def status(self) -> bytes:
+        """The job as JSON, for `elastic status`."""
+        state = self._state
+        return msgspec.json.encode(
+            {
+                "job_id": self._spec.job_id,
+                "phase": state.phase.value,
+                "generation": state.generation,
+                "world": state.world,
+                "newest_committed": state.newest_committed,
+                "members": [
+                    {
+                        "slice": member.slice_index,
+                        "attached": member.attached,
+                        "worker": member.worker.value,
+                        "pid": member.worker_pid,
+                        "starts": member.starts,
+                    }
+                    for member in state.members
+                ],
+            }
+        )
+
+    # ---- the one thread that decides ----
+
+    def run(self) -> int:
+        """Decide until the job has ended; returns the exit status."""
+        self._write_start()
+        tick_s = self._spec.heartbeat_s / 2
+        while self._state.phase not in (Phase.COMPLETED, Phase.FAILED):
+            try:
+                sender, event = self._inbox.get(timeout=tick_s)
+            except queue.Empty:
+                self._look_for_silent_agents()
+                self._step(Tick())
+                continue
+            self._take(sender, event)
+        self._drain()
+        self._services.close()
+        self._history.close()
+        return 0 if self._state.phase is Phase.COMPLETED else 1
+
+    def _take(self, sender: int, event: Any) -> None:
+        if isinstance(event, FaultInjected):
+            self._history.write(event)
+        elif isinstance(event, StepCommitted):
+            if event.generation == self._state.generation:
+                self._history.write(event)
+            self._step(
+                Committed(slice_index=sender, generation=event.generation, step=event.step)
+            )
+        elif getattr(event, "slice_index", sender) != sender and sender >= 0:
+            self.refuse(f"slice {sender}", f"{type(event).__name__} in the name of another slice")
+        else:
+            self._step(event)
+
+    def _step(self, event: Event) -> None:
+        self._state, commands = step(self._state, event, _now())
+        for command in commands:
+            if isinstance(command, Write):
+                self._history.write(command.record)
+                self._tracer.hear(command.record)
+            elif isinstance(command, StartService):
+                self._services.start(command.generation, command.num_processes)
+            else:
+                self._send(command)
+
+    def _send(self, command: Any) -> None:
+        agent = self._agents.get(command.slice_index)
+        if isinstance(command, Stage | ComputeDigest):
+            addresses = {index: peer.data_address for index, peer in self._agents.items()}
+            command = replace(command, addresses=addresses)
+        if agent is not None:
+            name, body = CONTROL_CODEC.encode(command)
+            envelope = pb.Envelope(
+                generation=self._state.generation,
+                slice_index=command.slice_index,
+                kind=name,
+                body=body,
+            )
+            agent.outbox.put(envelope)
+
+    def _look_for_silent_agents(self) -> None:
+        now_s = time.monotonic()
+        for index, agent in list(self._agents.items()):
+            if now_s - agent.heard_mono_s > self._spec.agent_dead_s:
+                self.detach(index, agent.outbox)
+
+    def _service_ready(self, generation: int, address: str) -> None:
+        self._inbox.put((-1, ServiceReady(generation=generation, address=address)))
+
+    def _write_start(self) -> None:
+        spec, config = self._spec, self._spec.config
+        self._history.write(
+            RunStarted(
+                unix_s=time.time(),
+                run_id=spec.job_id,
+                adapter=spec.adapter,
+                in_place=spec.in_place,
+                simulated_faults=spec.simulated_faults,
+                slices=config.num_slices,
+                min_slices=config.min_slices,
+                devices_per_host=config.devices_per_host,
+                replicas=config.replicas,
+                seed=spec.seed,
+                target_steps=spec.target_steps,
+                command=spec.command,
+            )
+        )
+
+    def _drain(self, within_s: float = 60.0) -> None:
+        """Wait until every agent has closed its stream (its worker has ended, its memory is gone)."""
+        bound_s = time.monotonic() + (within_s if self._state.phase is Phase.COMPLETED else 3.0)
+        while self._agents and time.monotonic() < bound_s:
+            try:
+                sender, event = self._inbox.get(timeout=0.05)
+            except queue.Empty:
+                self._look_for_silent_agents()
+                continue
+            if isinstance(event, StepCommitted | FaultInjected):
+                self._take(sender, event)
+
+
+class ControlService(ControlServicer):
+    """gRPC handlers: credentials are checked, envelopes handed on."""
+
+    def __init__(self, coordinator: Coordinator, token: str) -> None:
+        self._coordinator = coordinator
+        self._expected = f"Bearer {token}".encode()
+
+    def Attach(  # noqa: N802
+        self, requests: Iterator[pb.Envelope], context: grpc.ServicerContext
+    ) -> Iterator[pb.Envelope]:
+        """An agent's stream."""
+        self._admit(context)
+        first = next(requests)
+        try:
+            outbox = self._coordinator.attach(first)
+        except WireError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        reader = threading.Thread(
+            target=self._read, args=(first.slice_index, outbox, requests), daemon=True
+        )
+        reader.start()
+        while (envelope := outbox.get()) is not _CLOSED:
+            yield envelope
+
+    def _read(
+        self, slice_index: int, outbox: queue.SimpleQueue[Any], requests: Iterator[pb.Envelope]
+    ) -> None:
+        try:
+            for envelope in requests:
+                self._coordinator.hear(slice_index, outbox, envelope)
+        except (grpc.RpcError, WireError) as error:
+            if isinstance(error, WireError):
+                self._coordinator.refuse(f"slice {slice_index}", str(error))
+        finally:
+            self._coordinator.detach(slice_index, outbox)
+
+    def Note(self, request: pb.Envelope, context: grpc.ServicerContext) -> pb.Ack:  # noqa: N802
+        """A record from outside the job."""
+        self._admit(context)
+        try:
+            self._coordinator.note(request)
+        except WireError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        return pb.Ack()
+
+    def Stop(self, request: pb.StopRequest, context: grpc.ServicerContext) -> pb.Ack:  # noqa: N802
+        """End the job."""
+        self._admit(context)
+        self._coordinator.stop(request.reason)
+        return pb.Ack()
+
+    def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:  # noqa: N802
+        """The job now."""
+        self._admit(context)
+        return pb.StatusReply(status=self._coordinator.status())
+
+    def _admit(self, context: grpc.ServicerContext) -> None:
+        offered = dict(context.invocation_metadata() or ()).get(AUTHORIZATION, "")
+        offered_bytes = offered if isinstance(offered, bytes) else offered.encode()
+        if not hmac.compare_digest(offered_bytes, self._expected):
+            self._coordinator.refuse(context.peer(), "wrong or missing job token")
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong or missing job token")
+
+
+def serve(directory: Path) -> int:
+    """Run the coordinator of the job in `directory` to its end."""
+    spec, token = load_job(directory), load_token(directory)
+    coordinator = Coordinator(spec, token)
+    server = grpc.server(futures.ThreadPoolExecutor(2 * spec.config.num_slices + 6))
+    add_ControlServicer_to_server(ControlService(coordinator, token), server)  # type: ignore[no-untyped-call]
+    port = server.add_insecure_port(f"{spec.bind_host}:0")
+    server.start()
+    watch_leash(lambda: os._exit(1))
+    signal.signal(signal.SIGTERM, lambda *_: coordinator.stop("the coordinator was told to end"))
+    address_file = directory / COORDINATOR_FILE
+    unfinished = address_file.with_suffix(".part")
+    unfinished.write_bytes(
+        msgspec.json.encode({"address": f"{spec.bind_host}:{port}", "pid": os.getpid()})
+    )
+    unfinished.replace(address_file)
+    try:
+        return coordinator.run()
+    finally:
+        server.stop(grace=0.2)
+
+
+if __name__ == "__main__":
+    sys.exit(serve(Path(sys.argv[1])))

@@ -1,0 +1,376 @@
+"""What the recovery state machine hears and says: frozen events, commands and the values they carry.
+
+Everything here crosses a process boundary as msgspec-encoded data, so nothing holds a reference, a clock or a handle.
+A slice is a fault domain; in this version it has one host, so a slice index names both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+from elastic.records import Record
+from reshard.holdings import Holding
+from reshard.ids import HostId
+from reshard.layout import Layout
+from reshard.plan import Transfer
+
+
+class Phase(StrEnum):
+    """Where a job is in its life; the recovery runs from SUSPECT to REPLAYING."""
+
+    WAITING = "WAITING"
+    RUNNING = "RUNNING"
+    SUSPECT = "SUSPECT"
+    FENCING = "FENCING"
+    PLANNING = "PLANNING"
+    RESTORING = "RESTORING"
+    REBUILDING = "REBUILDING"
+    REPLAYING = "REPLAYING"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+
+
+class WorkerState(StrEnum):
+    """What a slice's worker is doing: not there, starting, waiting for a world, or in one."""
+
+    NONE = "none"
+    STARTING = "starting"
+    READY = "ready"
+    IN_WORLD = "in-world"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotSummary:
+    """One complete, verified snapshot in a host's memory: its step, layout and which boxes it holds."""
+
+    step: int
+    generation: int
+    layout: Layout
+    holdings: tuple[Holding, ...]
+    position: int = 0
+    """Place in the sample stream after the step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldSpec:
+    """What a worker needs to form its next world.
+
+    `slices` are in rank order, `rank` is this worker's place among them. `restore_step` None means a fresh state.
+    `restore_generation` is the generation that captured it: a host may hold another state under the same step.
+    `newest_committed` is the newest step any worker committed before this world (-1: none).
+    """
+
+    generation: int
+    rank: int
+    slices: tuple[int, ...]
+    num_slices_full: int
+    service_address: str
+    restore_step: int | None
+    newest_committed: int
+    rehearsal: bool
+    replicas: int
+    restore_generation: int | None = None
+    restore_position: int = 0
+
+
+# ---- events: agent → coordinator ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentAttached:
+    """An agent has (again) connected; `worker` is what it found running and `generation` the newest it knows."""
+
+    slice_index: int
+    worker: WorkerState
+    worker_pid: int
+    generation: int
+    data_address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentLost:
+    """An agent's stream broke or its heartbeat is too old."""
+
+    slice_index: int
+    detector: str
+    last_life_unix_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReady:
+    """A worker has reached its session and waits for a world."""
+
+    slice_index: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLost:
+    """A worker process ended, or was ended because it hung."""
+
+    slice_index: int
+    pid: int
+    cause: str
+    detector: str
+    last_life_unix_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFailed:
+    """A step raised an error that may come from a lost peer."""
+
+    slice_index: int
+    generation: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFailed:
+    """The user's code raised: not a loss. The job must stop with this message, and exit with this status."""
+
+    slice_index: int
+    error: str
+    exit_status: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreemptionNotice:
+    """The worker was told (SIGTERM) that it must leave soon."""
+
+    slice_index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fenced:
+    """A host is out of every world before `generation`; these verified snapshots are in its memory."""
+
+    slice_index: int
+    generation: int
+    worker: WorkerState
+    snapshots: tuple[SnapshotSummary, ...]
+    rejected: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """A host has, verified, all it was told to fetch; or it says why not."""
+
+    slice_index: int
+    generation: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rebuilt:
+    """A worker has formed its world and has its state on its devices (captured again as `snapshot`, None if fresh)."""
+
+    slice_index: int
+    generation: int
+    snapshot: SnapshotSummary | None
+    form_s: float
+    restore_s: float
+    bytes_from: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """A worker's commit saw the outputs of a step ready."""
+
+    slice_index: int
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftWorld:
+    """A worker has stopped at a step boundary as told (or has rehearsed) and waits to be fenced."""
+
+    slice_index: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A worker's training loop has come to its end; the host's snapshots at that moment."""
+
+    slice_index: int
+    generation: int
+    step: int
+    snapshots: tuple[SnapshotSummary, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DigestDone:
+    """An agent has computed the digest of a whole state ("" when the snapshot was overwritten meanwhile)."""
+
+    slice_index: int
+    generation: int
+    step: int
+    purpose: Literal["captured", "restored", "final"]
+    digest: str
+
+
+# ---- events: from the coordinator's own shell --------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceReady:
+    """The adapter's runtime service of a generation listens at `address`."""
+
+    generation: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequested:
+    """Somebody wants the job to end (Ctrl-C, a lost launcher)."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Time has passed; deadlines are looked at."""
+
+
+AgentEvent = (
+    AgentAttached
+    | WorkerReady
+    | WorkerLost
+    | StepFailed
+    | WorkerFailed
+    | PreemptionNotice
+    | Fenced
+    | Staged
+    | Rebuilt
+    | Committed
+    | LeftWorld
+    | Finished
+    | DigestDone
+)
+Event = AgentEvent | AgentLost | ServiceReady | StopRequested | Tick
+
+
+# ---- commands: coordinator → agents and shell --------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartWorker:
+    """Start the slice's worker process, once an older one is gone; nothing where one is starting or waiting."""
+
+    slice_index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndWorker:
+    """End the slice's worker process now."""
+
+    slice_index: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fence:
+    """Get the worker out of every older world and report; from now on refuse what is older than `generation`.
+
+    With `leave_out` the worker has been told to leave: it ends, and is reported as NONE.
+    """
+
+    slice_index: int
+    generation: int
+    leave_out: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopAfter:
+    """Let the worker stop at the boundary after `step` (or at its next one, if that is later)."""
+
+    slice_index: int
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Fetch these pieces of the snapshot at `step` from peers, verified, into this host's memory.
+
+    `of_generation` is the generation that captured it: a peer may hold another state under the same step.
+    The coordinator's shell fills in `addresses`: where each slice's agent serves its shards.
+    """
+
+    slice_index: int
+    generation: int
+    step: int
+    layout: Layout
+    transfers: tuple[Transfer, ...]
+    of_generation: int = 0
+    position: int = 0
+    addresses: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assign:
+    """Form this world."""
+
+    slice_index: int
+    world: WorldSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeDigest:
+    """Compute the digest of the whole state at `step`, captured in generation `of_generation`, out of these pieces."""
+
+    slice_index: int
+    generation: int
+    step: int
+    of_generation: int
+    purpose: Literal["captured", "restored", "final"]
+    layout: Layout
+    transfers: tuple[Transfer, ...]
+    addresses: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResetHost:
+    """This host was counted as lost: end its worker and attach again without one.
+
+    Its snapshots may stay: they name their generation, and what a later world left behind is not chosen.
+    """
+
+    slice_index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shutdown:
+    """The job is over: let the worker end (or end it), drop the memory, exit."""
+
+    slice_index: int
+    completed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartService:
+    """Start the adapter's runtime service for a generation of so many processes."""
+
+    generation: int
+    num_processes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Write:
+    """Append a record to the run's history."""
+
+    record: Record
+
+
+AgentCommand = StartWorker | EndWorker | Fence | StopAfter | Stage | Assign | ComputeDigest | ResetHost | Shutdown
+Command = AgentCommand | StartService | Write
+
+HOSTS_PER_SLICE = 1
+
+
+def host_of(slice_index: int) -> HostId:
+    """The one host of a slice."""
+    return HostId(slice_index=slice_index)

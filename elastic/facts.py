@@ -1,0 +1,264 @@
+"""What each event says about a member, whatever the phase: the first half of a step of the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from elastic.events import (
+    AgentAttached,
+    AgentLost,
+    Committed,
+    DigestDone,
+    Event,
+    Fenced,
+    Finished,
+    LeftWorld,
+    PreemptionNotice,
+    Rebuilt,
+    ResetHost,
+    ServiceReady,
+    Staged,
+    StepFailed,
+    WorkerFailed,
+    WorkerLost,
+    WorkerReady,
+    WorkerState,
+)
+from elastic.records import (
+    MessageRefused,
+    RestoreChecked,
+    SnapshotRejected,
+    SnapshotsVerified,
+    StateRestored,
+)
+from elastic.turn import Turn
+
+_OF_THIS_GENERATION = (
+    StepFailed,
+    Fenced,
+    Staged,
+    Rebuilt,
+    LeftWorld,
+    Committed,
+    Finished,
+    DigestDone,
+    ServiceReady,
+)
+
+
+def is_stale(turn: Turn, event: Event) -> bool:
+    """Whether the event comes from an older generation and must be refused (written down, unless harmless)."""
+    if not isinstance(event, _OF_THIS_GENERATION) or event.generation == turn.state.generation:
+        return False
+    if isinstance(event, Committed | Finished):
+        turn.write(
+            MessageRefused(
+                unix_s=turn.now.unix_s,
+                generation=turn.state.generation,
+                sender=f"slice {event.slice_index}",
+                reason=f"{type(event).__name__} of step {event.step} from generation {event.generation}",
+            )
+        )
+    return True
+
+
+def observe(turn: Turn, event: Event) -> None:
+    """Change the members' records by what the event says."""
+    observer = _OBSERVERS.get(type(event))
+    if observer is not None:
+        observer(turn, event)
+
+
+def _agent_attached(turn: Turn, event: AgentAttached) -> None:
+    index = event.slice_index
+    member = turn.state.member(index)
+    known = member.worker in (WorkerState.IN_WORLD, WorkerState.READY)
+    found = event.worker in (WorkerState.IN_WORLD, WorkerState.READY)
+    same = known and found and event.worker_pid == member.worker_pid
+    turn.change(uncovered="")
+    turn.update(index, attached=True, gone_since_s=None)
+    if same:
+        # Adopted by a new agent: nothing was lost, unless it left its world meanwhile.
+        if event.worker is WorkerState.READY:
+            turn.update(index, worker=WorkerState.READY)
+        turn.write_worker(index, "adopted", event.worker_pid)
+    else:
+        if known:
+            cause = "the worker ended while its agent was away"
+            _lose_worker(turn, index, cause, "agent-restart", turn.now.unix_s)
+        if found:
+            # A worker this job does not count on. Until its host attaches without it, the host is not there.
+            turn.update(index, attached=False, worker=WorkerState.NONE, snapshots=(), fenced=False)
+            turn.send(ResetHost(slice_index=index))
+            return
+        turn.update(index, worker=event.worker, worker_pid=event.worker_pid, respawning=False)
+    turn.repeat_orders(index)
+
+
+def _agent_lost(turn: Turn, event: AgentLost) -> None:
+    if turn.state.member(event.slice_index).attached:
+        turn.update(
+            event.slice_index,
+            attached=False,
+            gone_since_s=turn.now.mono_s,
+            last_life_unix_s=event.last_life_unix_s,
+        )
+
+
+def _worker_ready(turn: Turn, event: WorkerReady) -> None:
+    if event.pid == turn.state.member(event.slice_index).ended_pid:
+        return  # it was ended since
+    turn.update(
+        event.slice_index,
+        worker=WorkerState.READY,
+        worker_pid=event.pid,
+        start_by_s=None,
+        finished=False,
+        left=False,
+        fresh=True,
+        respawning=False,
+    )
+    turn.write_worker(event.slice_index, "ready", event.pid)
+
+
+def _worker_lost(turn: Turn, event: WorkerLost) -> None:
+    member = turn.state.member(event.slice_index)
+    earlier = member.worker_pid and event.pid != member.worker_pid
+    turn.write_worker(event.slice_index, "ended", event.pid, event.cause)
+    if event.pid and (earlier or event.pid == member.ended_pid):
+        return  # it counts as gone already
+    _lose_worker(turn, event.slice_index, event.cause, event.detector, event.last_life_unix_s)
+
+
+def _lose_worker(turn: Turn, index: int, cause: str, detector: str, last_life_unix_s: float) -> None:
+    member = turn.state.member(index)
+    turn.change(last_cause=f"slice {index}: {cause}")
+    if index in turn.state.world and member.worker in (WorkerState.IN_WORLD, WorkerState.READY):
+        turn.write_loss(index, cause, detector, last_life_unix_s)
+    turn.plan_restart(index)
+
+
+def _worker_failed(turn: Turn, event: WorkerFailed) -> None:
+    turn.write_worker(event.slice_index, "failed", 0, event.error)
+
+
+def _preemption(turn: Turn, event: PreemptionNotice) -> None:
+    if turn.state.member(event.slice_index).worker is WorkerState.NONE:
+        return
+    turn.update(event.slice_index, leaving=True)
+    turn.write_worker(event.slice_index, "leaving", 0, "told to leave (SIGTERM)")
+
+
+def _fenced(turn: Turn, event: Fenced) -> None:
+    turn.update(event.slice_index, fenced=True, snapshots=event.snapshots)
+    member = turn.state.member(event.slice_index)
+    if member.worker is WorkerState.IN_WORLD and event.worker is WorkerState.READY:
+        turn.update(event.slice_index, worker=WorkerState.READY, finished=False)
+        turn.write_worker(event.slice_index, "unwound", member.worker_pid)
+    for reason in event.rejected:
+        turn.write(
+            SnapshotRejected(
+                unix_s=turn.now.unix_s,
+                generation=turn.state.generation,
+                slice_index=event.slice_index,
+                step=None,
+                reason=reason,
+            )
+        )
+    for snapshot in event.snapshots:
+        turn.write(
+            SnapshotsVerified(
+                unix_s=turn.now.unix_s,
+                generation=turn.state.generation,
+                slice_index=event.slice_index,
+                step=snapshot.step,
+                num_shards=len(snapshot.holdings),
+            )
+        )
+
+
+def _staged(turn: Turn, event: Staged) -> None:
+    turn.update(event.slice_index, done=not event.error)
+    if event.error:
+        turn.stage_error = event.error
+
+
+def _rebuilt(turn: Turn, event: Rebuilt) -> None:
+    snapshots = () if event.snapshot is None else (event.snapshot,)
+    turn.update(event.slice_index, done=True, snapshots=snapshots)
+    turn.write_worker(event.slice_index, "rebuilt", turn.state.member(event.slice_index).worker_pid)
+    if event.snapshot is not None:
+        turn.write(
+            StateRestored(
+                unix_s=turn.now.unix_s,
+                generation=event.generation,
+                slice_index=event.slice_index,
+                step=event.snapshot.step,
+                bytes_from=event.bytes_from,
+                form_s=event.form_s,
+                restore_s=event.restore_s,
+            )
+        )
+
+
+def _committed(turn: Turn, event: Committed) -> None:
+    if turn.state.rehearsing:
+        return
+    if event.step > turn.state.newest_before and turn.state.member(event.slice_index).starts:
+        turn.update(event.slice_index, starts=0)
+    if event.step > turn.state.newest_committed:
+        turn.change(newest_committed=event.step)
+
+
+def _left(turn: Turn, event: LeftWorld) -> None:
+    turn.update(event.slice_index, left=True)
+
+
+def _finished(turn: Turn, event: Finished) -> None:
+    turn.update(event.slice_index, finished=True, snapshots=event.snapshots)
+    turn.change(finished_step=event.step, newest_committed=max(turn.state.newest_committed, event.step))
+
+
+def _digest(turn: Turn, event: DigestDone) -> None:
+    if event.purpose == "final":
+        turn.change(final_digest=event.digest)
+        return
+    found = (event.generation, event.step, event.digest)
+    if event.purpose == "captured":
+        turn.change(captured_digest=found)
+    else:
+        turn.change(restored_digest=found)
+    captured, restored = turn.state.captured_digest, turn.state.restored_digest
+    if captured and restored and captured[:2] == restored[:2] and captured[2] and restored[2]:
+        turn.write(
+            RestoreChecked(
+                unix_s=turn.now.unix_s,
+                generation=event.generation,
+                step=event.step,
+                captured_digest=captured[2],
+                restored_digest=restored[2],
+            )
+        )
+
+
+def _service_ready(turn: Turn, event: ServiceReady) -> None:
+    turn.change(service_generation=event.generation, service_address=event.address)
+
+
+_OBSERVERS: dict[type[Any], Callable[[Turn, Any], None]] = {
+    AgentAttached: _agent_attached,
+    AgentLost: _agent_lost,
+    WorkerReady: _worker_ready,
+    WorkerLost: _worker_lost,
+    WorkerFailed: _worker_failed,
+    PreemptionNotice: _preemption,
+    Fenced: _fenced,
+    Staged: _staged,
+    Rebuilt: _rebuilt,
+    Committed: _committed,
+    LeftWorld: _left,
+    Finished: _finished,
+    DigestDone: _digest,
+    ServiceReady: _service_ready,
+}

@@ -1,0 +1,168 @@
+"""The history in words: one line a record, and what a recovery was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from elastic.records import (
+    FaultInjected,
+    LossDetected,
+    MessageRefused,
+    PhaseEntered,
+    Record,
+    RestoreChecked,
+    RunEnded,
+    RunStarted,
+    SnapshotRejected,
+    SnapshotsVerified,
+    StateRestored,
+    StepCommitted,
+    WorkerEvent,
+    WorldFormed,
+)
+from elastic.report_schema import Recovery
+
+_TIER_WORDS = {
+    "device": "the devices themselves",
+    "shm": "the hosts' own shared memory",
+    "peer": "the shared memory of peers",
+    "persistent": "the persistent tier",
+}
+_MODE_WORDS = {
+    "in-place": "went on in place, their processes alive,",
+    "respawn": "went on in new processes",
+    "scale-up": "go on together",
+}
+
+
+def format_bytes(num_bytes: int) -> str:
+    """A size for people: `13.4 MB` (decimal units)."""
+    size = float(num_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(size) < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def format_seconds(seconds: float | None) -> str:
+    """A duration for people: `0 ms`, `38 ms`, `1.24 s`, `3 min 05 s`; `–` for None."""
+    if seconds is None:
+        return "–"
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 99.5:
+        return f"{seconds:.2f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s"
+
+
+def format_slices(indices: Sequence[int]) -> str:
+    """`slice 1`, `slices 0 and 2`, `slices 0, 1 and 2`, `no slice`."""
+    if not indices:
+        return "no slice"
+    if len(indices) == 1:
+        return f"slice {indices[0]}"
+    return f"slices {', '.join(str(index) for index in indices[:-1])} and {indices[-1]}"
+
+
+def explain_recovery(
+    recovery: Recovery, losses: Sequence[LossDetected], worlds: Sequence[WorldFormed]
+) -> str:
+    """What happened, who was lost, what was done and what it took, in a few sentences."""
+    sentences = [
+        f"Slice {loss.slice_index} was lost ({loss.cause}), noticed by {loss.detector}." for loss in losses
+    ]
+    if losses:
+        sentences.append(f"It took {format_seconds(recovery.mttd_s)} from the fault to the first notice.")
+    if recovery.joined_slices:
+        sentences.append(f"{format_slices(recovery.joined_slices).capitalize()} joined.")
+    sentences += [f"Generation {world.generation} was given up before a new step." for world in worlds[:-1]]
+    sentences.append(_explain_restore(recovery))
+    sentences.append(_explain_end(recovery))
+    sentences += [world.explanation.rstrip(".") + "." for world in worlds[-1:] if world.explanation.strip()]
+    return " ".join(sentences)
+
+
+def _explain_restore(recovery: Recovery) -> str:
+    who = format_slices(recovery.slices_after).capitalize()
+    how = _MODE_WORDS.get(recovery.mode, f"went on ({recovery.mode})")
+    if recovery.restored_step is None:
+        return f"{who} {how} from a fresh state: there was no snapshot to restore."
+    sources = [
+        f"{format_bytes(count)} from {_TIER_WORDS.get(tier, tier)}"
+        for tier, count in recovery.source_tiers.items()
+        if count
+    ]
+    read = f" ({', '.join(sources)})" if sources else ""
+    moved, bound = format_bytes(recovery.bytes_moved), format_bytes(recovery.bytes_lower_bound)
+    minimal = recovery.bytes_moved == recovery.bytes_lower_bound
+    bytes_text = (
+        f"{moved} moved, the least possible" if minimal else f"{moved} moved where {bound} were needed"
+    )
+    return f"{who} {how} from the snapshot of step {recovery.restored_step}{read}; {bytes_text}."
+
+
+def _explain_end(recovery: Recovery) -> str:
+    if recovery.resumed_unix_s is None:
+        return "The run ended before a new step was committed."
+    steps = "1 step was" if recovery.replayed_steps == 1 else f"{recovery.replayed_steps or 'no'} steps were"
+    if recovery.resumed_step is None:
+        return f"{steps.capitalize()} replayed; no new step was left to run."
+    since = "the fault" if recovery.lost_slices else "fencing began"
+    took = format_seconds(recovery.mttr_s)
+    first_new = f"step {recovery.resumed_step}, the first new one, came {took} after {since}"
+    return f"{steps.capitalize()} replayed; {first_new}."
+
+
+def describe(record: Record) -> str:
+    """One line about a record, for people."""
+    return _describe_run(record) or _describe_state(record) or repr(record)
+
+
+def _describe_run(record: Record) -> str:
+    match record:
+        case RunStarted():
+            asked = f"{record.slices} slices, {record.replicas} replicas, {record.adapter}"
+            return f"run {record.run_id} started: {asked}"
+        case FaultInjected(slice_index=None):
+            return f"fault injected: {record.fault} {record.detail}".rstrip()
+        case FaultInjected():
+            return f"fault injected: {record.fault} on slice {record.slice_index} {record.detail}".rstrip()
+        case LossDetected():
+            return f"slice {record.slice_index} lost: {record.cause} (noticed by {record.detector})"
+        case PhaseEntered():
+            return f"{record.phase}{': ' + record.why if record.why else ''}"
+        case WorldFormed():
+            came_from = "fresh state" if record.restored_step is None else f"step {record.restored_step}"
+            who = format_slices(record.slices)
+            return f"generation {record.generation} formed ({record.mode}): {who}, from {came_from}"
+        case RunEnded(error=""):
+            return f"run {record.outcome} at step {record.final_step}"
+        case RunEnded():
+            return f"run {record.outcome} at step {record.final_step}: {record.error}"
+        case WorkerEvent():
+            pid = f", pid {record.pid}" if record.pid else ""
+            return f"slice {record.slice_index} worker {record.state}{pid} {record.detail}".rstrip()
+    return ""
+
+
+def _describe_state(record: Record) -> str:
+    match record:
+        case StateRestored():
+            took = format_seconds(record.restore_s)
+            return f"slice {record.slice_index} has the state of step {record.step} back in {took}"
+        case RestoreChecked():
+            same = "equals" if record.captured_digest == record.restored_digest else "DIFFERS FROM"
+            return f"restored state of step {record.step} {same} the captured one"
+        case StepCommitted():
+            loss = "" if record.loss is None else f", loss {record.loss:.4f}"
+            return f"slice {record.slice_index} committed step {record.step}{loss}"
+        case SnapshotRejected():
+            of_step = "" if record.step is None else f" of step {record.step}"
+            return f"snapshot{of_step} on slice {record.slice_index} refused: {record.reason}"
+        case SnapshotsVerified():
+            return f"slice {record.slice_index} verified {record.num_shards} shards of step {record.step}"
+        case MessageRefused():
+            return f"message from {record.sender} refused: {record.reason}"
+    return ""

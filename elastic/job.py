@@ -1,0 +1,116 @@
+"""A job's description, as its processes find it: `DIR/job.json`, `DIR/token` (0600), and the environment of the workers."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from elastic.state import Config
+from reshard.errors import UsageError
+
+JOB_FILE = "job.json"
+TOKEN_FILE = "token"
+HISTORY_FILE = "events.jsonl"
+COORDINATOR_FILE = "coordinator.json"
+
+ENV_DIRECTORY = "ELASTIC_DIR"
+ENV_SLICE = "ELASTIC_SLICE"
+ENV_LEASH_FD = "ELASTIC_LEASH_FD"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """What a job is: its processes read it at their start, nothing changes it afterwards."""
+
+    job_id: str
+    directory: Path
+    adapter: str
+    in_place: str
+    simulated_faults: bool
+    command: tuple[str, ...]
+    """The worker's command line."""
+    service_command: tuple[str, ...]
+    """The adapter's runtime service (on the coordinator's host); empty if it needs none."""
+    worker_environment: dict[str, str] = field(default_factory=dict)
+    config: Config
+    seed: int = 0
+    target_steps: int | None = None
+    shm_root: Path = Path("/dev/shm")
+    bind_host: str = "127.0.0.1"
+    capture_every: int = 1
+    heartbeat_s: float = 0.1
+    agent_dead_s: float = 1.5
+    worker_stopped_s: float = 0.3
+    """How long a worker may be stopped (SIGSTOP) before it is ended."""
+    worker_silent_s: float = 20.0
+    """How long a worker that is not stopped may send no heartbeat before it is ended."""
+    lease_s: float = 30.0
+    """How long a worker goes on without an agent."""
+
+    def __post_init__(self) -> None:
+        if not self.heartbeat_s < self.agent_dead_s < self.lease_s:
+            raise UsageError(
+                f"bounds in the wrong order: heartbeat_s {self.heartbeat_s} < agent_dead_s {self.agent_dead_s}"
+                f" < lease_s {self.lease_s}"
+            )
+        if self.capture_every < 1:
+            raise UsageError(f"capture_every must be at least 1, not {self.capture_every}")
+
+    def socket_path(self, slice_index: int) -> Path:
+        """The unix socket between a slice's agent and its worker: in its arena, where the path is short enough."""
+        return self.shm_root / f"elastic-{self.job_id}" / f"s{slice_index}.sock"
+
+
+def new_job_id() -> str:
+    """A short random name for a job."""
+    return secrets.token_hex(4)
+
+
+def save_job(spec: JobSpec) -> str:
+    """Write `job.json` and a new token; returns the token."""
+    token = secrets.token_urlsafe(24)
+    spec.directory.mkdir(parents=True, exist_ok=True)
+    body = msgspec.json.format(msgspec.json.encode(spec, enc_hook=_encode_path), indent=2)
+    (spec.directory / JOB_FILE).write_bytes(body)
+    descriptor = os.open(
+        spec.directory / TOKEN_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600
+    )
+    with os.fdopen(descriptor, "w") as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(token)
+    return token
+
+
+def load_job(directory: Path) -> JobSpec:
+    """Read `job.json`. Raises UsageError when there is none or it cannot be read."""
+    path = directory / JOB_FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=JobSpec, dec_hook=_decode_path)
+    except OSError as error:
+        raise UsageError(f"{directory} is not the directory of a job: {error}") from error
+    except msgspec.MsgspecError as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+
+
+def load_token(directory: Path) -> str:
+    """Read the job's token. Raises UsageError when there is none."""
+    try:
+        return (directory / TOKEN_FILE).read_text().strip()
+    except OSError as error:
+        raise UsageError(f"no token in {directory}: {error}") from error
+
+
+def _encode_path(value: object) -> object:
+    if isinstance(value, Path):
+        return str(value)
+    raise NotImplementedError(type(value))
+
+
+def _decode_path(kind: type, value: object) -> object:
+    if issubclass(kind, Path):
+        return Path(str(value))
+    raise NotImplementedError(kind)

@@ -1,0 +1,163 @@
+"""The recovery state machine: `(state, event, now) → (state, commands)`, pure and total.
+
+Each event first becomes a fact about a member (`elastic.facts`), in whatever phase; then the table says what the phase
+does about it. A loss in any phase starts the next generation from what survives. The `elastic.moves_*` modules hold
+what the machine does; they import each other one way: `restore` → `run` → `fence` → `decide` → `end`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from elastic import facts, moves_end, moves_fence, moves_restore, moves_run
+from elastic.events import (
+    AgentAttached,
+    AgentLost,
+    Command,
+    Committed,
+    DigestDone,
+    Event,
+    Fenced,
+    Finished,
+    LeftWorld,
+    Phase,
+    PreemptionNotice,
+    Rebuilt,
+    ServiceReady,
+    Staged,
+    StepFailed,
+    StopRequested,
+    Tick,
+    WorkerFailed,
+    WorkerLost,
+    WorkerReady,
+)
+from elastic.state import JobState
+from elastic.turn import Clock, Turn
+
+Reaction = Callable[[Turn, Event], None]
+
+
+def ignore(turn: Turn, event: Event) -> None:
+    """The event changes nothing in this phase beyond the fact."""
+
+
+def advance(turn: Turn, event: Event) -> None:
+    """Look for losses, and whether the phase has all it waits for."""
+    _ADVANCE[turn.state.phase](turn)
+
+
+def suspect(turn: Turn, event: Event) -> None:
+    """A step failed; a loss should explain it soon."""
+    assert isinstance(event, StepFailed)
+    moves_run.suspect(turn, event)
+
+
+def fail(turn: Turn, event: Event) -> None:
+    """The job cannot go on: stop everything with the reason."""
+    if isinstance(event, WorkerFailed):
+        moves_end.fail(
+            turn,
+            f"the training script failed on slice {event.slice_index}: {event.error}",
+            exit_status=event.exit_status,
+        )
+    elif isinstance(event, StopRequested):
+        moves_end.fail(turn, event.reason)
+
+
+def release(turn: Turn, event: Event) -> None:
+    """The job is over, which this host does not know yet."""
+    assert isinstance(event, AgentAttached)
+    moves_end.release(turn, event.slice_index)
+
+
+EVENTS: tuple[type[Event], ...] = (
+    AgentAttached,
+    AgentLost,
+    WorkerReady,
+    WorkerLost,
+    StepFailed,
+    WorkerFailed,
+    PreemptionNotice,
+    Fenced,
+    Staged,
+    Rebuilt,
+    Committed,
+    LeftWorld,
+    Finished,
+    DigestDone,
+    ServiceReady,
+    StopRequested,
+    Tick,
+)
+
+_ALWAYS: dict[type[Event], Reaction] = {
+    AgentAttached: advance,
+    AgentLost: advance,
+    WorkerReady: advance,
+    WorkerLost: advance,
+    StepFailed: ignore,
+    WorkerFailed: fail,
+    PreemptionNotice: ignore,
+    Fenced: ignore,
+    Staged: ignore,
+    Rebuilt: ignore,
+    Committed: ignore,
+    LeftWorld: ignore,
+    Finished: ignore,
+    DigestDone: ignore,
+    ServiceReady: ignore,
+    StopRequested: fail,
+    Tick: advance,
+}
+_NOTHING: dict[type[Event], Reaction] = dict.fromkeys(EVENTS, ignore)
+_ENDED = _NOTHING | {AgentAttached: release}
+
+TABLE: dict[Phase, dict[type[Event], Reaction]] = {
+    Phase.WAITING: _ALWAYS,
+    Phase.RUNNING: _ALWAYS
+    | {
+        StepFailed: suspect,
+        PreemptionNotice: advance,
+        Committed: advance,
+        LeftWorld: advance,
+        Finished: advance,
+        DigestDone: advance,
+    },
+    Phase.SUSPECT: _ALWAYS,
+    Phase.FENCING: _ALWAYS | {Fenced: advance},
+    Phase.PLANNING: _ALWAYS | {ServiceReady: advance},
+    Phase.RESTORING: _ALWAYS | {Staged: advance, ServiceReady: advance},
+    Phase.REBUILDING: _ALWAYS | {Rebuilt: advance, ServiceReady: advance, StepFailed: suspect},
+    Phase.REPLAYING: _ALWAYS
+    | {StepFailed: suspect, Committed: advance, LeftWorld: advance, Finished: advance, DigestDone: advance},
+    Phase.COMPLETED: _ENDED,
+    Phase.FAILED: _ENDED,
+}
+"""What each phase does about each event; a test proves that no pair is missing."""
+
+_ADVANCE: dict[Phase, Callable[[Turn], None]] = {
+    Phase.WAITING: moves_run.advance_waiting,
+    Phase.RUNNING: moves_run.advance_running,
+    Phase.SUSPECT: moves_run.advance_suspect,
+    Phase.FENCING: moves_fence.advance_fencing,
+    Phase.PLANNING: moves_restore.advance_planning,
+    Phase.RESTORING: moves_restore.advance_restoring,
+    Phase.REBUILDING: moves_restore.advance_rebuilding,
+    Phase.REPLAYING: moves_restore.advance_replaying,
+    Phase.COMPLETED: lambda turn: None,
+    Phase.FAILED: lambda turn: None,
+}
+
+
+def step(state: JobState, event: Event, now: Clock) -> tuple[JobState, tuple[Command, ...]]:
+    """What the job does about one event: its next state and the commands to perform, in order."""
+    turn = Turn(state, now)
+    if state.phase in (Phase.COMPLETED, Phase.FAILED):
+        TABLE[state.phase][type(event)](turn, event)
+        return turn.state, tuple(turn.commands)
+    if facts.is_stale(turn, event):
+        return turn.state, tuple(turn.commands)
+    facts.observe(turn, event)
+    TABLE[turn.state.phase][type(event)](turn, event)
+    return turn.state, tuple(turn.commands)

@@ -1,0 +1,163 @@
+"""Deciding the next world: who goes on, from which snapshot, and what has to move."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from elastic.choose import Choice, choose_restore, plan_restore, plan_whole
+from elastic.events import ComputeDigest, Phase, Stage, StartService, WorkerState, host_of
+from elastic.moves_end import describe_state_left, fail
+from elastic.records import WorldFormed
+from elastic.turn import Turn
+from reshard.errors import ElasticError
+from reshard.plan import Plan
+
+
+def decide(turn: Turn) -> None:
+    """Choose who goes on, from which snapshot, and what has to move; wait where that is not possible yet."""
+    turn.enter(Phase.PLANNING)
+    state = turn.state
+    ready = ready_slices(turn)
+    if len(ready) < state.config.min_slices:
+        wait(turn, f"{len(ready)} slices are left, at least {state.config.min_slices} are needed")
+        return
+    if not state.started and state.rehearsals_left:
+        slices = ready[: state.config.num_slices - state.rehearsals_left]
+        _form(turn, slices, "rehearsal", None, None, "a smaller world makes one step, for its programs")
+        return
+    choice, why = choose(turn)
+    if choice is None and state.newest_committed >= 0:
+        _miss(turn, why)
+        return
+    plan = None
+    if choice is not None:
+        try:
+            hosts = tuple(host_of(index) for index in ready)
+            _, plan = plan_restore(choice, hosts, state.config.devices_per_host)
+        except ElasticError as error:
+            fail(turn, f"no plan for {len(ready)} slices: {error}")
+            return
+    _form(turn, ready, _mode(turn, ready), choice, plan, why)
+
+
+def ready_slices(turn: Turn) -> tuple[int, ...]:
+    """The slices that can be part of a world now: the worker waits for one and the host has reported."""
+    members = map(turn.state.member, turn.state.slices_with(WorkerState.READY))
+    return tuple(member.slice_index for member in members if member.fenced and not member.leaving)
+
+
+def choose(turn: Turn) -> tuple[Choice | None, str]:
+    """The snapshot to go back to. What rehearsals left in memory does not count."""
+    if not turn.state.started:
+        return None, "the first world begins with a fresh state"
+    return choose_restore(turn.state.held(), dict(turn.state.restored_steps))
+
+
+def wait(turn: Turn, why: str) -> None:
+    """Wait for members, within one bound since the last world was formed."""
+    until_s = turn.state.waiting_until_s
+    if until_s is None:
+        until_s = turn.now.mono_s + turn.state.config.timing.wait_s
+    turn.enter(Phase.WAITING, why)
+    turn.change(deadline_s=until_s, waiting_until_s=until_s, gather_until_s=None)
+    turn.start_due(at_once=True)
+
+
+def digest(turn: Turn, choice: Choice, purpose: Literal["captured", "restored", "final"]) -> None:
+    """Have one host compute the digest of a whole state."""
+    host = turn.state.world[0]
+    layout, plan = plan_whole(choice.layout, choice.holdings, choice.step, host_of(host))
+    turn.send(
+        ComputeDigest(
+            slice_index=host,
+            generation=turn.state.generation,
+            step=choice.step,
+            of_generation=choice.generation,
+            purpose=purpose,
+            layout=layout,
+            transfers=plan.transfers,
+        )
+    )
+
+
+def _miss(turn: Turn, why: str) -> None:
+    """The hosts at hand cannot restore the state: never begin from scratch, wait for the others."""
+    if all(member.attached for member in turn.state.members):
+        fail(turn, describe_state_left(turn))
+    else:
+        turn.change(uncovered=why)
+        wait(turn, f"the hosts at hand cannot restore the state: {why}")
+
+
+def _mode(turn: Turn, slices: tuple[int, ...]) -> str:
+    if not turn.state.started:
+        return "first"
+    before = set(turn.state.world)
+    if any(turn.state.member(index).fresh for index in slices if index in before):
+        return "respawn"
+    return "scale-up" if before < set(slices) else "in-place"
+
+
+def _form(
+    turn: Turn, slices: tuple[int, ...], mode: str, choice: Choice | None, plan: Plan | None, why: str
+) -> None:
+    """Fix the next world; start its runtime service; let the hosts fetch what they lack."""
+    state = turn.state
+    before = set(state.world) if state.started else set()
+    _set_world(turn, slices, choice, is_real=mode != "rehearsal")
+    turn.write(
+        WorldFormed(
+            unix_s=turn.now.unix_s,
+            generation=state.generation,
+            slices=slices,
+            mode=mode,
+            restored_step=choice.step if choice else None,
+            newest_committed=turn.state.newest_committed,
+            lost=tuple(sorted(before - set(slices))),
+            joined=tuple(sorted(set(slices) - before)) if before else (),
+            bytes_moved=plan.bytes_moved if plan else 0,
+            bytes_lower_bound=plan.bytes_lower_bound if plan else 0,
+            explanation=why,
+        )
+    )
+    turn.send(StartService(generation=state.generation, num_processes=len(slices)))
+    if choice is not None and plan is not None:
+        _stage(turn, choice, plan)
+
+
+def _set_world(turn: Turn, slices: tuple[int, ...], choice: Choice | None, *, is_real: bool) -> None:
+    state = turn.state
+    restored_step = choice.step if choice else -1
+    newest = max(state.newest_committed, restored_step)  # a captured step was committed, whatever was heard
+    turn.change(
+        world=slices,
+        rehearsing=not is_real,
+        started=state.started or is_real,
+        choice=choice,
+        restored_steps=state.restored_steps + (((state.generation, restored_step),) if is_real else ()),
+        newest_committed=newest,
+        newest_before=newest,
+        captured_digest=None,
+        restored_digest=None,
+        deadline_s=turn.now.mono_s + state.config.timing.stage_s,
+        waiting_until_s=None,
+        uncovered="",
+    )
+
+
+def _stage(turn: Turn, choice: Choice, plan: Plan) -> None:
+    turn.enter(Phase.RESTORING, within_s=turn.state.config.timing.stage_s)
+    for index in turn.state.world:
+        remote = tuple(transfer for transfer in plan.for_target(host_of(index)) if not transfer.is_local)
+        turn.send(
+            Stage(
+                slice_index=index,
+                generation=turn.state.generation,
+                step=choice.step,
+                of_generation=choice.generation,
+                position=choice.position,
+                layout=choice.layout,
+                transfers=remote,
+            )
+        )
+    digest(turn, choice, "captured")

@@ -1,0 +1,57 @@
+"""The end of a job: completed or failed, everybody told."""
+
+from __future__ import annotations
+
+from elastic.choose import choose_restore
+from elastic.events import Phase, Shutdown
+from elastic.records import RunEnded
+from elastic.turn import Turn
+
+
+def complete(turn: Turn) -> None:
+    """Everything is done: write the end and let all go."""
+    turn.enter(Phase.COMPLETED)
+    _end(turn, "completed", "")
+
+
+def fail(turn: Turn, error: str, *, exit_status: int = 1) -> None:
+    """Stop everything, with the reason and what the command shall exit with."""
+    turn.change(error=error)
+    turn.enter(Phase.FAILED, error)
+    _end(turn, "failed", error, exit_status)
+
+
+def release(turn: Turn, slice_index: int) -> None:
+    """Tell a host that the job is over."""
+    completed = turn.state.phase is Phase.COMPLETED
+    turn.send(Shutdown(slice_index=slice_index, completed=completed))
+
+
+def describe_state_left(turn: Turn) -> str:
+    """What is left of the committed steps in the memory of the hosts at hand, as the end of a sentence."""
+    state = turn.state
+    if state.newest_committed < 0:
+        return "no step had been committed"
+    choice, why = choose_restore(state.held(), dict(state.restored_steps))
+    if choice is None:
+        steps = state.newest_committed + 1
+        return f"the state is lost, and {steps} committed step{'s' * (steps > 1)} with it ({why})"
+    return f"the state of step {choice.step} was left in the hosts' memory"
+
+
+def _end(turn: Turn, outcome: str, error: str, exit_status: int = 0) -> None:
+    state = turn.state
+    turn.write(
+        RunEnded(
+            unix_s=turn.now.unix_s,
+            generation=state.generation,
+            outcome=outcome,
+            error=error,
+            final_step=state.newest_committed,
+            state_digest=state.final_digest or "",
+            exit_status=exit_status,
+        )
+    )
+    for member in state.members:
+        if member.attached:
+            release(turn, member.slice_index)

@@ -1,0 +1,105 @@
+"""Fencing: the next generation begins, and everybody gets out of every older world."""
+
+from __future__ import annotations
+
+from elastic.events import EndWorker, Fence, Phase, WorkerState
+from elastic.moves_decide import choose, decide, ready_slices
+from elastic.state import Member
+from elastic.turn import Turn
+
+STUCK = "did not leave the broken world in time"
+
+
+def shrink(turn: Turn, lost: tuple[int, ...]) -> None:
+    """Slices are lost: start the next generation without them."""
+    fence(turn, f"slices {name_slices(lost)} are lost")
+
+
+def fence(turn: Turn, why: str) -> None:
+    """Raise the generation and get everybody out of every older world."""
+    state = turn.state
+    generation = state.generation + 1
+    leaving = [member.slice_index for member in state.members if member.leaving]
+    for index in leaving:
+        if index in state.world:
+            cause = "told to leave (SIGTERM), left at a step boundary"
+            turn.write_loss(index, cause, "preemption-notice", turn.now.unix_s)
+    turn.state = turn.state.with_members(
+        fenced=False, done=False, left=False, finished=False, respawning=False, snapshots=()
+    )
+    turn.change(
+        generation=generation,
+        newest_before=state.newest_committed,
+        joining=False,
+        stop_step=None,
+        choice=None,
+        digesting=False,
+        overtime=False,
+    )
+    turn.enter(Phase.FENCING, why, within_s=state.config.timing.unwind_s)
+    for member in turn.state.members:
+        index = member.slice_index
+        if member.attached:
+            turn.send(Fence(slice_index=index, generation=generation, leave_out=index in leaving))
+    for index in leaving:
+        turn.plan_restart(index)
+    advance_fencing(turn)
+
+
+def advance_fencing(turn: Turn) -> None:
+    """Decide once all have reported and nobody is inside an older world; replace what does not get out."""
+    attached = [member for member in turn.state.members if member.attached]
+    inside = [member.slice_index for member in attached if member.worker is WorkerState.IN_WORLD]
+    respawning = [member.slice_index for member in attached if member.respawning]
+    silent = [member.slice_index for member in attached if not member.fenced]
+    if not turn.is_late():
+        if inside or respawning or silent:
+            return
+    elif not turn.state.overtime and (inside or silent):
+        _go_into_overtime(turn, inside)
+        return
+    else:
+        for index in inside + respawning:
+            turn.end_worker(index, STUCK)
+    away = [member for member in turn.state.members if not member.attached]
+    if any(_is_worth_waiting(turn, member) for member in away):
+        return
+    for member in away:
+        if member.worker in (WorkerState.IN_WORLD, WorkerState.READY):
+            turn.count_as_lost(member.slice_index)
+    decide(turn)
+
+
+def _go_into_overtime(turn: Turn, inside: list[int]) -> None:
+    """Who did not get out of the broken world is ended; another is started, to restore from the arenas."""
+    timing = turn.state.config.timing
+    bound_s = timing.start_s if inside else timing.stage_s
+    turn.change(overtime=True, deadline_s=turn.now.mono_s + bound_s)
+    for index in inside:
+        turn.send(EndWorker(slice_index=index, why=STUCK))
+        turn.plan_restart(index)
+        turn.start_worker(index)
+        turn.update(index, respawning=True)
+        turn.write_worker(index, "respawned", 0, STUCK)
+
+
+def _is_worth_waiting(turn: Turn, member: Member) -> bool:
+    """Whether a host away has to be waited for: it may still make steps, or its memory is needed."""
+    if member.gone_since_s is None:
+        return False
+    patience_s = turn.patience_s(member)
+    if _cannot_go_on(turn):
+        patience_s = max(patience_s, turn.state.config.timing.agent_grace_s)
+    return not turn.is_past(member.gone_since_s + patience_s)
+
+
+def _cannot_go_on(turn: Turn) -> bool:
+    state = turn.state
+    if len(ready_slices(turn)) < state.config.min_slices:
+        return True
+    return state.newest_committed >= 0 and choose(turn)[0] is None
+
+
+def name_slices(slices: list[int] | tuple[int, ...]) -> str:
+    """Slices for a sentence."""
+    return ", ".join(map(str, slices)) or "none"

@@ -1,0 +1,116 @@
+"""From a decided world to its first new step: restore, rebuild, replay."""
+
+from __future__ import annotations
+
+from elastic.choose import choose_restore
+from elastic.events import Assign, Phase, WorkerState, WorldSpec, host_of
+from elastic.moves_decide import digest
+from elastic.moves_end import fail
+from elastic.moves_fence import fence, shrink
+from elastic.moves_run import finish
+from elastic.turn import Turn
+
+MAX_RETRIES = 3
+
+
+def advance_planning(turn: Turn) -> None:
+    """A world with a fresh state only waits for its runtime service."""
+    _assign_when_staged(turn, staged=True)
+
+
+def advance_restoring(turn: Turn) -> None:
+    """Go on once every host has, verified, what it needs; a copy that turned out bad means another choice."""
+    state = turn.state
+    _assign_when_staged(turn, staged=all(state.member(index).done for index in state.world))
+
+
+def _assign_when_staged(turn: Turn, *, staged: bool) -> None:
+    state = turn.state
+    if lost := turn.lost_members():
+        shrink(turn, lost)
+    elif turn.stage_error:
+        _retry(turn, turn.stage_error)
+    elif staged and state.service_generation == state.generation:
+        assign(turn)
+    elif turn.is_late():
+        _retry(turn, "the runtime service did not come up" if staged else "fetching took too long")
+
+
+def _retry(turn: Turn, why: str) -> None:
+    turn.change(stage_failures=turn.state.stage_failures + 1)
+    if turn.state.stage_failures > MAX_RETRIES:
+        fail(turn, f"the restore failed {turn.state.stage_failures} times in a row: {why}")
+    else:
+        fence(turn, f"choose again: {why}")
+
+
+def assign(turn: Turn) -> None:
+    """Tell each worker its place in the new world."""
+    state = turn.state
+    turn.enter(Phase.REBUILDING, within_s=state.config.timing.rebuild_s)
+    for rank, index in enumerate(state.world):
+        turn.update(index, worker=WorkerState.IN_WORLD, done=False, fresh=False)
+        turn.send(
+            Assign(
+                slice_index=index,
+                world=WorldSpec(
+                    generation=state.generation,
+                    rank=rank,
+                    slices=state.world,
+                    num_slices_full=state.config.num_slices,
+                    service_address=state.service_address,
+                    restore_step=state.choice.step if state.choice else None,
+                    restore_generation=state.choice.generation if state.choice else None,
+                    restore_position=state.choice.position if state.choice else 0,
+                    newest_committed=state.newest_committed,
+                    rehearsal=state.rehearsing,
+                    replicas=state.config.replicas,
+                ),
+            )
+        )
+
+
+def advance_rebuilding(turn: Turn) -> None:
+    """Go on once every worker has its state on its devices; one that does not get there is lost."""
+    if lost := turn.lost_members():
+        shrink(turn, lost)
+        return
+    late = tuple(index for index in turn.state.world if not turn.state.member(index).done)
+    if not late:
+        turn.enter(Phase.REPLAYING)
+        _check_restored(turn)
+        advance_replaying(turn)
+    elif turn.is_late():
+        for index in late:
+            cause = "did not rebuild in time"
+            turn.write_loss(index, cause, "rebuild-bound", turn.state.member(index).last_life_unix_s)
+            turn.end_worker(index, cause)
+        shrink(turn, late)
+
+
+def _check_restored(turn: Turn) -> None:
+    """Have the digest of what the devices hold compared with that of the snapshot."""
+    state = turn.state
+    if state.choice is None:
+        return
+    held = {host_of(index): state.member(index).snapshots for index in state.world}
+    restored, _ = choose_restore(held, {})
+    if restored is not None and restored.step == state.choice.step:
+        digest(turn, restored, "restored")
+
+
+def advance_replaying(turn: Turn) -> None:
+    """The recovery is over with the first step beyond those committed before it."""
+    state = turn.state
+    if lost := turn.lost_members():
+        shrink(turn, lost)
+    elif state.rehearsing:
+        if all(state.member(index).left for index in state.world):
+            turn.change(rehearsals_left=state.rehearsals_left - 1)
+            fence(turn, "the rehearsal is over")
+    elif state.all_finished():
+        turn.enter(Phase.RUNNING)
+        finish(turn)
+    elif state.newest_committed > state.newest_before:
+        turn.change(stage_failures=0)
+        turn.enter(Phase.RUNNING)

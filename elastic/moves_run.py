@@ -1,0 +1,157 @@
+"""While a job waits for members or its world runs: joins, leaves, suspicion, the end of training."""
+
+from __future__ import annotations
+
+from elastic.choose import choose_restore
+from elastic.events import Phase, StepFailed, StopAfter, WorkerState, host_of
+from elastic.moves_decide import digest
+from elastic.moves_end import complete, describe_state_left, fail
+from elastic.moves_fence import fence, name_slices, shrink
+from elastic.turn import Turn
+
+STEPS_TO_BOUNDARY = 2
+"""A running step and one more, so that the word to stop arrives everywhere before the boundary."""
+
+
+# ---- waiting for members -----------------------------------------------------------------------------------
+
+
+def advance_waiting(turn: Turn) -> None:
+    """Go on as soon as everybody expected is there; at the bound, with whoever suffices."""
+    turn.start_due(at_once=True)
+    state = turn.state
+    ready = state.slices_with(WorkerState.READY)
+    if state.uncovered:
+        if turn.is_late():
+            fail(turn, describe_state_left(turn))
+    elif len(ready) >= state.config.min_slices:
+        if _is_everybody_there(turn, len(ready)):
+            fence(turn, f"slices {name_slices(ready)} are ready")
+    elif turn.is_late() or _nobody_else_comes(turn):
+        cause = f"; last, {state.last_cause}" if state.last_cause else ""
+        fail(
+            turn,
+            f"{len(ready)} of at least {state.config.min_slices} slices were there in time"
+            f" (ready: {name_slices(ready)}); {describe_state_left(turn)}{cause}",
+        )
+
+
+def _is_everybody_there(turn: Turn, num_ready: int) -> bool:
+    """Whether to go on with those who are ready: all, or no more soon."""
+    state = turn.state
+    if num_ready == state.config.num_slices or turn.is_late():
+        return True
+    if not state.started:
+        return False
+    if state.gather_until_s is None:
+        turn.change(gather_until_s=turn.now.mono_s + state.config.timing.gather_s)
+    return not state.slices_with(WorkerState.STARTING) or turn.is_past(turn.state.gather_until_s)
+
+
+def _nobody_else_comes(turn: Turn) -> bool:
+    """Whether too few are left that have not used up their starts."""
+    config = turn.state.config
+    worn_out = [
+        member
+        for member in turn.state.members
+        if member.attached and member.worker is WorkerState.NONE and member.starts >= config.max_starts
+    ]
+    return config.num_slices - len(worn_out) < config.min_slices
+
+
+# ---- a world runs ------------------------------------------------------------------------------------------
+
+
+def advance_running(turn: Turn) -> None:
+    """Look after a running world: its end, losses that took their time, starts that are due, boundaries."""
+    if turn.state.digesting:
+        finish(turn)
+        return
+    if lost := turn.lost_members():
+        shrink(turn, lost)
+        return
+    if turn.state.all_finished():
+        finish(turn)
+        return
+    turn.start_due()
+    state = turn.state
+    if state.joining:
+        _advance_joining(turn)
+        return
+    coming = [
+        index
+        for index in state.slices_with(WorkerState.READY)
+        if index not in state.world and not state.member(index).leaving
+    ]
+    going = [index for index in state.world if state.member(index).leaving]
+    if (coming or going) and not any(state.member(index).finished for index in state.world):
+        _ask_for_boundary(turn)
+
+
+def _ask_for_boundary(turn: Turn) -> None:
+    """Let all of the world stop after the same step, so that the change costs no replay."""
+    state = turn.state
+    stop_step = state.newest_committed + STEPS_TO_BOUNDARY
+    deadline_s = turn.now.mono_s + state.config.timing.join_s
+    turn.change(joining=True, stop_step=stop_step, deadline_s=deadline_s)
+    for index in state.world:
+        turn.send(StopAfter(slice_index=index, generation=state.generation, step=stop_step))
+
+
+def _advance_joining(turn: Turn) -> None:
+    state = turn.state
+    stopped = [member for member in map(state.member, state.world) if member.left or member.finished]
+    if len(stopped) == len(state.world):
+        fence(turn, "all stopped at the step boundary")
+    elif turn.is_late():
+        fence(turn, "not all reached the step boundary in time")
+    elif stopped and state.deadline_s is not None:
+        # They stop after one and the same step: who is not there soon has missed the word and is in the next.
+        soon_s = turn.now.mono_s + state.config.timing.suspect_s
+        turn.change(deadline_s=min(state.deadline_s, soon_s))
+
+
+# ---- a step failed -----------------------------------------------------------------------------------------
+
+
+def suspect(turn: Turn, event: StepFailed) -> None:
+    """A step failed: if somebody is known to be gone that explains it, else wait for the detectors."""
+    turn.change(suspect_error=event.error)
+    turn.enter(
+        Phase.SUSPECT,
+        f"slice {event.slice_index}: {event.error}",
+        within_s=turn.state.config.timing.suspect_s,
+    )
+    advance_suspect(turn)
+
+
+def advance_suspect(turn: Turn) -> None:
+    """A loss explains the failure; without one, try once more from the snapshot, then stop."""
+    if lost := turn.lost_members():
+        shrink(turn, lost)
+    elif turn.is_late():
+        step, error = turn.state.newest_committed, turn.state.suspect_error
+        if turn.state.unexplained_at == step:
+            fail(turn, f"the step after {step} failed twice on healthy slices: {error}")
+            return
+        turn.change(unexplained_at=step)
+        fence(turn, "no loss explains the failed step: once more from the snapshot")
+
+
+# ---- the end of training -----------------------------------------------------------------------------------
+
+
+def finish(turn: Turn) -> None:
+    """All loops have ended: have the final state's digest computed, then complete."""
+    state = turn.state
+    if state.digesting:
+        if state.final_digest is not None or turn.is_late():
+            complete(turn)
+        return
+    held = {host_of(index): state.member(index).snapshots for index in state.world}
+    choice, _ = choose_restore(held, dict(state.restored_steps))
+    if choice is None or choice.step != state.finished_step:
+        complete(turn)
+        return
+    turn.change(digesting=True, deadline_s=turn.now.mono_s + state.config.timing.digest_s)
+    digest(turn, choice, "final")

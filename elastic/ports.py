@@ -1,0 +1,126 @@
+"""The ports of a session, declared by their consumer: adapters fill them.
+
+`Link` connects a session with whoever decides (an agent and coordinator, or the local engine in the same process);
+`Runtime` forms and drops a world's devices. Each has a contract suite in `tests/elastic/contracts/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from elastic.events import WorldSpec
+from elastic.job import JobSpec
+from elastic.protocol import WorkerCommitted
+from reshard.errors import ElasticError
+from reshard.ids import HostId
+from snapshot.arena import Arena
+
+
+class JobOver(ElasticError):
+    """The job was stopped from outside, or failed elsewhere."""
+
+    kind = "job-over"
+    remedy = "See the run's report for the reason."
+
+
+class Link(Protocol):
+    """How a session hears what to do and tells what it did."""
+
+    def wait_world(self) -> WorldSpec | None:
+        """Block until the next world is assigned; None when the job is complete. Raises JobOver when it was stopped."""
+        ...
+
+    def is_fenced(self, generation: int) -> bool:
+        """Whether the world of `generation` has been given up."""
+        ...
+
+    def stop_step(self, generation: int) -> int | None:
+        """The step after whose boundary to stop, None to go on."""
+        ...
+
+    def wait_fenced(self, generation: int, timeout_s: float | None) -> bool:
+        """Block until the world of `generation` is given up (True), or the time is over or the job complete (False).
+
+        Raises JobOver when the job was stopped.
+        """
+        ...
+
+    def arenas(self) -> Mapping[HostId, Arena]:
+        """The snapshot memory of each host that this process serves."""
+        ...
+
+    def reserve(self, host: HostId, slot_bytes: int, journal_record_bytes: int, journal_records: int) -> None:
+        """Make room in a host's arena. Raises InsufficientMemoryError."""
+        ...
+
+    def rebuilt(
+        self, generation: int, restored_step: int | None, form_s: float, restore_s: float, shm_bytes: int
+    ) -> None:
+        """Tell that the state is on the devices."""
+        ...
+
+    def committed(self, message: WorkerCommitted) -> None:
+        """Tell that a step's outputs are ready and captured."""
+        ...
+
+    def left(self, generation: int) -> None:
+        """Tell that the loop has stopped at a boundary as told, or has rehearsed."""
+        ...
+
+    def ended(self, generation: int, step: int) -> None:
+        """Tell that the training loop has come to its end."""
+        ...
+
+    def step_failed(self, generation: int, error: str) -> None:
+        """Tell that a step failed in a way that a lost peer may explain."""
+        ...
+
+    def user_failed(self, error: str, exit_status: int) -> None:
+        """Tell that the user's code raised; the job ends with this status."""
+        ...
+
+    def unwound(self, generation: int) -> None:
+        """Tell that the devices of every world before the newest generation are dropped."""
+        ...
+
+
+class Runtime(Protocol):
+    """How an adapter makes the devices of a world."""
+
+    in_place: str
+    """"proven", "experimental" or "no": whether a worker can leave a broken world and live on."""
+
+    def form(self, world: WorldSpec) -> Sequence[Any]:
+        """Return the world's devices (`jax.Device`), those of a slice together, slices in rank order."""
+        ...
+
+    def host_of(self, device: Any) -> HostId:
+        """The host that a device of the current world belongs to."""
+        ...
+
+    def drop(self) -> None:
+        """Let go of the current world's devices; arrays on them are lost."""
+        ...
+
+
+class Adapter(Protocol):
+    """One way to run worlds; found by its name among the entry points `elastic.adapters`."""
+
+    name: str
+    in_place: str
+    simulated_faults: bool
+    one_process: bool
+    """Whether all slices live in one worker process (no coordinator, no agents)."""
+
+    def service_command(self) -> tuple[str, ...]:
+        """The command of the runtime service (see `elastic.runtime_service`); empty if none is needed."""
+        ...
+
+    def worker_environment(self, spec: JobSpec) -> dict[str, str]:
+        """What the workers' environment needs before the runtime is imported."""
+        ...
+
+    def connect(self, spec: JobSpec, slice_index: int) -> tuple[Link, Runtime]:
+        """In a worker: the link and the runtime of its session."""
+        ...

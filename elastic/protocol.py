@@ -1,0 +1,140 @@
+"""The two protocols of a job: agent ↔ coordinator (gRPC) and worker ↔ agent (unix socket), as lists of message types."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import get_args
+
+from elastic.events import (
+    AgentCommand,
+    AgentEvent,
+    Fence,
+    LeftWorld,
+    PreemptionNotice,
+    StepFailed,
+    StopAfter,
+    WorkerFailed,
+    WorkerState,
+    WorldSpec,
+)
+from elastic.records import FaultInjected, StepCommitted
+from elastic.wire import Codec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """I am alive. From an agent also its clock, so that the last sign of life can be told in its time."""
+
+    unix_s: float
+
+
+# ---- worker → agent ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """A worker's first message on a connection: who it is and in which world it is (0: none)."""
+
+    pid: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserve:
+    """Make room in the arena; answered by Reserved."""
+
+    slot_bytes: int
+    journal_record_bytes: int
+    journal_records: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldRebuilt:
+    """The world is formed and the state on its devices; `restored_step` None for a fresh state."""
+
+    generation: int
+    restored_step: int | None
+    form_s: float
+    restore_s: float
+    bytes_from: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerCommitted:
+    """The outputs of a step are ready and captured."""
+
+    generation: int
+    step: int
+    loss: float | None
+    step_s: float
+    stall_s: float
+    captured_bytes: int
+    compile_s: float
+    cache_hits: int
+    cache_misses: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unwound:
+    """The worker is out of every world before `generation`."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopEnded:
+    """The training loop has come to its end after `step`."""
+
+    generation: int
+    step: int
+
+
+# ---- agent → worker ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserved:
+    """The answer to Reserve; `error` says why there is no room (with how much is needed and how much there is)."""
+
+    error: str = ""
+    needed_bytes: int = 0
+    available_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnterWorld:
+    """Form this world."""
+
+    world: WorldSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEnded:
+    """There will be no other world."""
+
+    completed: bool
+
+
+WORKER_CODEC = Codec(
+    (
+        Hello,
+        Heartbeat,
+        Reserve,
+        WorldRebuilt,
+        WorkerCommitted,
+        Unwound,
+        LoopEnded,
+        LeftWorld,
+        StepFailed,
+        WorkerFailed,
+        PreemptionNotice,
+        Reserved,
+        EnterWorld,
+        JobEnded,
+        Fence,
+        StopAfter,
+    )
+)
+CONTROL_CODEC = Codec((*get_args(AgentEvent), *get_args(AgentCommand), Heartbeat, StepCommitted, FaultInjected))
+
+__all__ = ["CONTROL_CODEC", "WORKER_CODEC", "WorkerState"]

@@ -1,0 +1,260 @@
+"""The history of a run: what happened, in order, as frozen records in `DIR/events.jsonl`.
+
+The coordinator appends one JSON object a line; nothing else is kept about a run. The report, the live display and
+`elastic events` are pure functions of this history (history first, judgement afterwards).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from reshard.errors import UsageError
+
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStarted:
+    """The first record: what was asked for."""
+
+    unix_s: float
+    run_id: str
+    adapter: str
+    in_place: str
+    simulated_faults: bool
+    slices: int
+    min_slices: int
+    devices_per_host: int
+    replicas: int
+    seed: int
+    target_steps: int | None
+    command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultInjected:
+    """A fault that the chaos tooling caused, with the moment it did so. `slice_index` is None for a fault of no slice."""
+
+    unix_s: float
+    fault: str
+    slice_index: int | None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossDetected:
+    """The coordinator counts a slice as lost. `last_life_unix_s` is the last sign of life of what died."""
+
+    unix_s: float
+    generation: int
+    slice_index: int
+    cause: str
+    detector: str
+    last_life_unix_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseEntered:
+    """The recovery state machine changed its phase. `why` is a sentence for people."""
+
+    unix_s: float
+    generation: int
+    phase: str
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerEvent:
+    """A worker changed its state: "started", "ready", "unwound", "ended", "adopted", "rebuilt"."""
+
+    unix_s: float
+    generation: int
+    slice_index: int
+    state: str
+    pid: int = 0
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldFormed:
+    """A new world was decided: who is in it, from which step it goes on and what has to move.
+
+    `mode` is "first", "rehearsal", "in-place", "respawn" or "scale-up". Bytes are of the plan; `restored_step` is None
+    when the state is made fresh.
+    """
+
+    unix_s: float
+    generation: int
+    slices: tuple[int, ...]
+    mode: str
+    restored_step: int | None
+    newest_committed: int
+    lost: tuple[int, ...]
+    joined: tuple[int, ...]
+    bytes_moved: int
+    bytes_lower_bound: int
+    explanation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateRestored:
+    """One slice has its state back on its devices. Bytes by tier are what this slice read from each."""
+
+    unix_s: float
+    generation: int
+    slice_index: int
+    step: int
+    bytes_from: dict[str, int]
+    form_s: float
+    restore_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreChecked:
+    """Restored state against the captured one: digest of the snapshot, and of what the new world's devices held after the restore."""
+
+    unix_s: float
+    generation: int
+    step: int
+    captured_digest: str
+    restored_digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCommitted:
+    """A worker's `commit` saw the outputs of a step ready. `sample_ids` come from that host's journal, not from the plan.
+
+    `position` is the sample's place in the endless stream of epochs at which the step's batch starts. `compile_s` is
+    what the worker spent in tracing, lowering and compiling since its previous commit.
+    """
+
+    unix_s: float
+    generation: int
+    slice_index: int
+    step: int
+    position: int
+    sample_ids: tuple[int, ...]
+    loss: float | None
+    step_s: float
+    stall_s: float
+    captured_bytes: int
+    compile_s: float = 0.0
+    cache_hits: int = 0
+    cache_misses: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotRejected:
+    """A snapshot or shard was refused during verification, and why."""
+
+    unix_s: float
+    generation: int
+    slice_index: int
+    step: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotsVerified:
+    """An agent verified this many shards by checksum before a restore."""
+
+    unix_s: float
+    generation: int
+    slice_index: int
+    step: int
+    num_shards: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageRefused:
+    """A message or call with a stale generation or a wrong token was refused (fencing)."""
+
+    unix_s: float
+    generation: int
+    sender: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnded:
+    """The last record. `outcome` is "completed" or "failed"; the digest is of the newest snapshot ("" if there is none)."""
+
+    unix_s: float
+    generation: int
+    outcome: str
+    error: str
+    final_step: int
+    state_digest: str
+    exit_status: int = 1
+    """What the command exits with when the run has failed."""
+
+
+Record = (
+    RunStarted
+    | FaultInjected
+    | LossDetected
+    | PhaseEntered
+    | WorkerEvent
+    | WorldFormed
+    | StateRestored
+    | RestoreChecked
+    | StepCommitted
+    | SnapshotRejected
+    | SnapshotsVerified
+    | MessageRefused
+    | RunEnded
+)
+
+_TYPES: dict[str, type[Any]] = {
+    kind.__name__: kind
+    for kind in (
+        RunStarted,
+        FaultInjected,
+        LossDetected,
+        PhaseEntered,
+        WorkerEvent,
+        WorldFormed,
+        StateRestored,
+        RestoreChecked,
+        StepCommitted,
+        SnapshotRejected,
+        SnapshotsVerified,
+        MessageRefused,
+        RunEnded,
+    )
+}
+
+
+def encode_record(record: Record) -> bytes:
+    """One record as a line of JSON, its type under the key `kind`."""
+    fields = msgspec.to_builtins(record)
+    return msgspec.json.encode({"kind": type(record).__name__, **fields}) + b"\n"
+
+
+def decode_record(line: bytes | str) -> Record:
+    """A line of `events.jsonl` back as its record. Raises UsageError when it is none."""
+    try:
+        fields = msgspec.json.decode(line)
+        record: Record = msgspec.convert(fields, _TYPES[fields.pop("kind")])
+    except (msgspec.MsgspecError, KeyError, AttributeError) as error:
+        raise UsageError(f"not a record of a run's history: {line[:120]!r} ({error})") from error
+    return record
+
+
+def read_history(path: Path) -> Iterator[Record]:
+    """The records of a run, oldest first; a torn last line (a run killed while writing) is left out."""
+    with path.open("rb") as lines:
+        for line in lines:
+            if line.endswith(b"\n"):
+                yield decode_record(line)
+
+
+def of_kind(records: Iterable[Record], kind: type[R]) -> list[R]:
+    """The records of one type, in order."""
+    return [record for record in records if isinstance(record, kind)]

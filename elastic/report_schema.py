@@ -1,0 +1,155 @@
+"""The recovery report as frozen values: `report.json`, schema 1, field for field.
+
+The words *committed*, *lost*, *repeated* and *replayed* mean what `docs/` says about them; how each figure
+follows from the history is told where it is computed (`history_lineage`, `history_samples`,
+`history_recoveries`, `history_verdicts`). Fields may be added to a schema, never renamed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+SCHEMA = 1
+
+Verdict = Literal["held", "broken", "unknown"]
+Outcome = Literal["completed", "failed"]
+
+PHASES = ("detect", "fence", "plan", "restore", "rebuild", "replay")
+TIERS = ("device", "shm", "peer", "persistent")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInfo:
+    """What ran, for how long and how it ended. `error` is empty unless the run failed."""
+
+    id: str
+    adapter: str
+    in_place: str
+    simulated_faults: bool
+    slices: int
+    seed: int
+    started_unix_s: float
+    wall_s: float
+    outcome: Outcome
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCounts:
+    """Distinct optimizer steps: in the final lineage, gone from it, applied twice, and run again."""
+
+    target: int | None
+    committed: int
+    lost: int
+    repeated: int
+    replayed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleCounts:
+    """Samples in the final lineage, missing from it, and used twice in it."""
+
+    consumed: int
+    lost: int
+    repeated: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseTimes:
+    """Seconds a recovery spent in each phase; time in WAITING is in none of them."""
+
+    detect: float = 0.0
+    fence: float = 0.0
+    plan: float = 0.0
+    restore: float = 0.0
+    rebuild: float = 0.0
+    replay: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Badput:
+    """Seconds of training time that made no new step, by what they went into."""
+
+    detect: float = 0.0
+    fence: float = 0.0
+    plan: float = 0.0
+    restore: float = 0.0
+    rebuild: float = 0.0
+    replay: float = 0.0
+    wait: float = 0.0
+    snapshot_stall: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Final:
+    """Loss of the last effective step, digest of the newest snapshot (empty: there is none)."""
+
+    loss: float | None
+    state_digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """One change of the world, from its fault to the first new step.
+
+    `resumed_unix_s`, `mttr_s` and `resumed_step` are None when no new step came after it: the run failed in
+    it (all three), or only replayed steps were left to run (`resumed_step` alone).
+    """
+
+    generation: int
+    cause: str
+    lost_slices: tuple[int, ...]
+    joined_slices: tuple[int, ...]
+    slices_after: tuple[int, ...]
+    mode: str
+    fault_unix_s: float
+    detected_unix_s: float
+    resumed_unix_s: float | None
+    mttd_s: float
+    mttr_s: float | None
+    phases_s: PhaseTimes
+    restored_step: int | None
+    resumed_step: int | None
+    replayed_steps: int
+    bytes_moved: int
+    bytes_lower_bound: int
+    source_tiers: dict[str, int]
+    explanation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshots:
+    """Host snapshots (one slice's copy of one step): taken, verified before a restore, refused.
+
+    `bytes_per_host` is the largest taken; the stalls are how long `commit` held the loop of a worker.
+    """
+
+    captured: int
+    verified: int
+    rejected: int
+    bytes_per_host: int
+    stall_s_p50: float
+    stall_s_p99: float
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a run did, lost and needed, computed from its history alone."""
+
+    schema: int = SCHEMA
+    run: RunInfo
+    steps: StepCounts
+    samples: SampleCounts
+    goodput: float
+    badput_s: Badput
+    final: Final
+    recoveries: tuple[Recovery, ...]
+    snapshots: Snapshots
+    invariants: dict[str, Verdict] = field(default_factory=dict)
+
+    @property
+    def broken(self) -> tuple[str, ...]:
+        """Names of the invariants that the history shows broken."""
+        return tuple(name for name, verdict in self.invariants.items() if verdict == "broken")

@@ -1,0 +1,114 @@
+"""Running a job to its end from the command line: checks first, a display while it runs, the report afterwards."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elastic.adapters import find_adapter, find_injector
+from elastic.display import LiveDisplay
+from elastic.job import HISTORY_FILE, JobSpec, new_job_id
+from elastic.launcher import Launcher, Listener
+from elastic.records import RunEnded, read_history
+from elastic.report import Report, build_report, write_report
+from elastic.report_html import write_html
+from elastic.report_terminal import print_report
+from elastic.state import Config
+from reshard.errors import ElasticError, JobFailedError, UsageError
+from snapshot.gc import collect
+from snapshot.shm import check_root
+
+EXIT_INVARIANT = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What the command line asks for."""
+
+    command: tuple[str, ...]
+    adapter: str
+    config: Config
+    directory: Path
+    seed: int
+    target_steps: int | None
+    faults: tuple[str, ...]
+    shm_root: Path = Path("/dev/shm")
+
+
+def run_job(wanted: Wanted) -> int:
+    """Run one job; returns the exit status. Raises UsageError for what cannot be run as asked, before anything is started."""
+    spec, faults = prepare(wanted)
+    removed = collect(spec.shm_root)
+    if removed.directories:
+        print(f"removed {len(removed.directories)} dead jobs' snapshots from {spec.shm_root}", file=sys.stderr)
+    launcher = Launcher(spec)
+    ended: RunEnded | None = None
+    error: ElasticError | None = None
+    with LiveDisplay() as display:
+        listeners: list[Listener] = [display]
+        if faults:
+            listeners.append(find_injector().arm(faults, launcher, spec.seed))
+        try:
+            ended = launcher.run(listeners)
+        except JobFailedError as failed:
+            error = failed
+    return conclude(spec, ended, error)
+
+
+def prepare(wanted: Wanted) -> tuple[JobSpec, Sequence[Any]]:
+    """The job's description and its faults. Raises UsageError."""
+    adapter = find_adapter(wanted.adapter)
+    faults = find_injector().parse(wanted.faults, wanted.config.num_slices) if wanted.faults else ()
+    check_root(wanted.shm_root)
+    directory = wanted.directory.absolute()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as failed:
+        raise UsageError(f"cannot write to {directory}: {failed}") from failed
+    spec = JobSpec(
+        job_id=new_job_id(),
+        directory=directory,
+        adapter=adapter.name,
+        in_place=adapter.in_place,
+        simulated_faults=adapter.simulated_faults,
+        command=wanted.command,
+        service_command=adapter.service_command(),
+        config=wanted.config,
+        seed=wanted.seed,
+        target_steps=wanted.target_steps,
+        shm_root=wanted.shm_root,
+    )
+    environment = adapter.worker_environment(spec)
+    fields = {name: getattr(spec, name) for name in spec.__dataclass_fields__}
+    return JobSpec(**(fields | {"worker_environment": environment})), faults
+
+
+def conclude(spec: JobSpec, ended: RunEnded | None, error: ElasticError | None) -> int:
+    """Write and print the report of a run; returns the exit status of the command."""
+    records = list(read_history(spec.directory / HISTORY_FILE)) if (spec.directory / HISTORY_FILE).exists() else []
+    if not records:
+        raise error or JobFailedError("the run left no history", remedy=f"See {spec.directory / 'logs'}.")
+    report = build_report(records)
+    path = write_report(report, spec.directory)
+    write_html(report, spec.directory / "report.html", records)
+    print_report(report)
+    print(f"report: {path} and {spec.directory / 'report.html'}")
+    return exit_status(report, ended, error)
+
+
+def exit_status(report: Report, ended: RunEnded | None, error: ElasticError | None) -> int:
+    """0 done; 1 (or what the failure says) failed; 3 an invariant was broken."""
+    if "broken" in report.invariants.values():
+        broken = [name for name, verdict in report.invariants.items() if verdict == "broken"]
+        print(f"elastic: broken invariants: {', '.join(broken)}", file=sys.stderr)
+        return EXIT_INVARIANT
+    if error is not None:
+        print(f"elastic: {error}", file=sys.stderr)
+        return error.exit_status
+    if ended is not None and ended.outcome != "completed":
+        print(f"elastic: the run failed: {ended.error}", file=sys.stderr)
+        return ended.exit_status or 1
+    return 0

@@ -1,0 +1,73 @@
+"""The adapter's runtime service (for multi-controller JAX: its coordination service), one process a generation.
+
+It lives outside the workers, because its death ends every client. One process is kept warm (its imports done), so that a new
+generation waits only for a port. Old ones are kept for some generations: an array of an old world that user code still
+holds keeps its client alive, and a client whose service is gone aborts its process.
+
+A service process prints `READY`, reads a line `START <num_processes> <host>`, prints `UP <address>`, and ends when its input does.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Callable
+
+KEPT_GENERATIONS = 4
+
+
+class ServicePool:
+    """Starts a service for each generation and ends the old ones. Without a command every start is ready at once."""
+
+    def __init__(
+        self, command: tuple[str, ...], bind_host: str, on_ready: Callable[[int, str], None]
+    ) -> None:
+        self._command = command
+        self._bind_host = bind_host
+        self._on_ready = on_ready
+        self._running: list[subprocess.Popen[str]] = []
+        self._warm: subprocess.Popen[str] | None = self._spawn() if command else None
+
+    def start(self, generation: int, num_processes: int) -> None:
+        """Start the service of a generation; `on_ready` is called from a thread with its address."""
+        if self._warm is None:
+            self._on_ready(generation, "")
+            return
+        process, self._warm = self._warm, self._spawn()
+        self._running.append(process)
+        while len(self._running) > KEPT_GENERATIONS:
+            _end(self._running.pop(0))
+        threading.Thread(
+            target=self._serve, args=(process, generation, num_processes), daemon=True
+        ).start()
+
+    def close(self) -> None:
+        """End all services."""
+        for process in [*self._running, *([self._warm] if self._warm else [])]:
+            _end(process)
+
+    def _serve(self, process: subprocess.Popen[str], generation: int, num_processes: int) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        if process.stdout.readline().strip() != "READY":
+            return
+        process.stdin.write(f"START {num_processes} {self._bind_host}\n")
+        process.stdin.flush()
+        answer = process.stdout.readline().split()
+        if len(answer) == 2 and answer[0] == "UP":
+            self._on_ready(generation, answer[1])
+
+    def _spawn(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()

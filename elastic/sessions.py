@@ -1,0 +1,71 @@
+"""The session of a training process: it yields one world after another until the training loop has come to its end."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import TracebackType
+
+import jax
+
+from elastic.job import JobSpec
+from elastic.ports import Link, Runtime
+from elastic.world import StateMemory, World
+
+
+class Session:
+    """See `elastic.session`."""
+
+    def __init__(self, spec: JobSpec, link: Link, runtime: Runtime) -> None:
+        self._spec = spec
+        self._link = link
+        self._runtime = runtime
+        self._memory = StateMemory()
+
+    def worlds(self) -> Iterator[World]:
+        """Yield the world to train in, and another after each change of topology; ends when the loop has ended.
+
+        Use each as `with world:`. Arrays made outside of it do not survive a change.
+        Raises JobOver when the job was stopped.
+        """
+        while (world_spec := self._link.wait_world()) is not None:
+            try:
+                world = World(
+                    world_spec,
+                    self._link,
+                    self._runtime,
+                    self._memory,
+                    capture_every=self._spec.capture_every,
+                    seed=self._spec.seed,
+                )
+            except (jax.errors.JaxRuntimeError, RuntimeError) as error:
+                self._leave_unformed(world_spec.generation, error)
+                continue
+            yield world
+            if world.finish():
+                return
+            world.drop()
+            del world
+
+    def _leave_unformed(self, generation: int, error: Exception) -> None:
+        """A world that could not be formed: somebody was lost meanwhile, or the error is our own."""
+        self._link.step_failed(generation, f"the world could not be formed: {error}"[:2000])
+        if not self._link.wait_fenced(generation, None):
+            raise error
+        self._runtime.drop()
+        self._link.unwound(generation)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+
+def leave_on_sigterm(notify: Callable[[], None]) -> None:
+    """Take SIGTERM as a preemption notice: the worker leaves at a step boundary instead of dying."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda *_: notify())

@@ -1,0 +1,193 @@
+"""The frozen state of the recovery state machine: configuration, members, and where the recovery stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from elastic.choose import Choice
+from elastic.events import Phase, SnapshotSummary, WorkerState, host_of
+from reshard.errors import UsageError
+from reshard.ids import HostId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Bounds of the waits, in seconds. Each bounds one wait; none of them decides an order."""
+
+    start_s: float = 120.0
+    """A worker process, from its start to its session."""
+    suspect_s: float = 4.0
+    """How long a failed step may wait for the loss that explains it; longer than any detector takes."""
+    unwind_s: float = 2.0
+    """How long a survivor may take to leave a broken world before it is ended and started again."""
+    stage_s: float = 120.0
+    rebuild_s: float = 300.0
+    join_s: float = 60.0
+    """How long the boundary for a join may take to be reached by all."""
+    agent_grace_s: float = 4.0
+    """How long a lost agent may take to come back before its slice counts as lost."""
+    wait_s: float = 60.0
+    """How long a job may wait below its minimum of slices, or for a host that holds what the others lack."""
+    gather_s: float = 5.0
+    """How long a job that could go on again waits for workers that are still starting."""
+    lease_s: float = 30.0
+    """How long a worker that nobody can reach may go on: waited out where it could make steps alone."""
+    digest_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not self.unwind_s < self.suspect_s <= self.start_s:
+            raise UsageError(
+                f"bounds in the wrong order: unwind_s {self.unwind_s} < suspect_s {self.suspect_s}"
+                f" <= start_s {self.start_s}"
+            )
+        if not self.agent_grace_s <= self.lease_s:
+            raise UsageError(
+                f"bounds in the wrong order: agent_grace_s {self.agent_grace_s} <= lease_s {self.lease_s}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """What does not change during a job."""
+
+    num_slices: int
+    min_slices: int = 1
+    devices_per_host: int = 1
+    replicas: int = 2
+    rejoin_after_steps: int | None = 0
+    """Steps to commit after a loss before the lost slice is started again; None: never."""
+    rehearsals: int = 1
+    """How many smaller worlds run one step before the start, to put their programs into the compile cache."""
+    max_starts: int = 8
+    """How often a slice's worker is started without a new step before the slice is left out."""
+    timing: Timing = field(default_factory=Timing)
+
+    def __post_init__(self) -> None:
+        if self.num_slices < 1:
+            raise UsageError(f"slices must be at least 1, not {self.num_slices}")
+        if not 1 <= self.min_slices <= self.num_slices:
+            raise UsageError(f"min-slices must be between 1 and {self.num_slices}, not {self.min_slices}")
+        if self.replicas < 1:
+            raise UsageError(f"replicas must be at least 1, not {self.replicas}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One slice as the coordinator sees it."""
+
+    slice_index: int
+    attached: bool = False
+    gone_since_s: float | None = None
+    """When its agent was lost; None while attached, or once the slice has been counted as lost."""
+    worker: WorkerState = WorkerState.NONE
+    worker_pid: int = 0
+    ended_pid: int = 0
+    """The process before this one, which is counted as gone: news of it changes nothing."""
+    starts: int = 0
+    """Starts of its worker since it last took part in a new step."""
+    start_by_s: float | None = None
+    """When a starting worker has to be ready."""
+    start_at_step: int | None = None
+    """The newest committed step at which a new worker may be started; None: not planned."""
+    fenced: bool = False
+    """Whether it has reported for the current generation."""
+    snapshots: tuple[SnapshotSummary, ...] = ()
+    done: bool = False
+    """Whether it has done what the current phase asks of it (staged, rebuilt)."""
+    left: bool = False
+    """Whether its worker stopped at a step boundary, as told, and waits to be fenced."""
+    finished: bool = False
+    leaving: bool = False
+    respawning: bool = False
+    fresh: bool = True
+    """Whether its worker has not been in any world yet."""
+    last_life_unix_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobState:
+    """All that the machine knows. `world` are the slices of the current (or forming) world, in rank order."""
+
+    config: Config
+    members: tuple[Member, ...]
+    phase: Phase = Phase.WAITING
+    generation: int = 0
+    deadline_s: float | None = None
+    waiting_until_s: float | None = None
+    """The bound of all the waiting since the last world was formed."""
+    gather_until_s: float | None = None
+    uncovered: str = ""
+    """Why the hosts at hand cannot restore the state; cleared when another host attaches."""
+    world: tuple[int, ...] = ()
+    rehearsing: bool = False
+    rehearsals_left: int = 0
+    started: bool = False
+    """Whether a real world (no rehearsal) has been formed yet."""
+    newest_committed: int = -1
+    newest_before: int = -1
+    """The newest committed step when the current recovery began: a step beyond it is new."""
+    restored_steps: tuple[tuple[int, int], ...] = ()
+    choice: Choice | None = None
+    service_generation: int = 0
+    service_address: str = ""
+    overtime: bool = False
+    """Whether the first bound of the fencing has passed, and who was still inside is being replaced."""
+    joining: bool = False
+    stop_step: int | None = None
+    suspect_error: str = ""
+    unexplained_at: int | None = None
+    """The step at which a failure without a loss was last seen; a second one there ends the job."""
+    stage_failures: int = 0
+    finished_step: int | None = None
+    captured_digest: tuple[int, int, str] | None = None
+    """Generation, step and digest of the snapshot that the world of this generation was restored from."""
+    restored_digest: tuple[int, int, str] | None = None
+    final_digest: str | None = None
+    digesting: bool = False
+    last_cause: str = ""
+    """What ended a worker last, for the message of a job that cannot go on."""
+    error: str = ""
+
+    def member(self, slice_index: int) -> Member:
+        """The slice's record. Raises UsageError for a slice that this job does not have."""
+        if not 0 <= slice_index < len(self.members):
+            last = len(self.members) - 1
+            raise UsageError(f"there is no slice {slice_index}: the job has slices 0 to {last}")
+        return self.members[slice_index]
+
+    def with_member(self, slice_index: int, **changes: Any) -> JobState:
+        """The state with these fields of one member changed."""
+        changed = replace(self.member(slice_index), **changes)
+        return replace(
+            self, members=(*self.members[:slice_index], changed, *self.members[slice_index + 1 :])
+        )
+
+    def with_members(self, **changes: Any) -> JobState:
+        """The state with these fields changed in every member."""
+        return replace(self, members=tuple(replace(member, **changes) for member in self.members))
+
+    def slices_with(self, worker: WorkerState) -> tuple[int, ...]:
+        """The attached slices whose worker is in this state."""
+        return tuple(m.slice_index for m in self.members if m.attached and m.worker is worker)
+
+    def held(self) -> dict[HostId, tuple[SnapshotSummary, ...]]:
+        """The snapshots in the memory of every host at hand, with or without a worker."""
+        return {host_of(m.slice_index): m.snapshots for m in self.members if m.attached}
+
+    def all_finished(self) -> bool:
+        """Whether every training loop of the world has come to its end."""
+        return bool(self.world) and all(self.member(index).finished for index in self.world)
+
+
+def initial_state(config: Config, now_s: float) -> JobState:
+    """A job that waits for its agents."""
+    members = tuple(Member(slice_index=index, start_at_step=-1) for index in range(config.num_slices))
+    rehearsals = min(config.rehearsals, config.num_slices - config.min_slices)
+    return JobState(
+        config=config,
+        members=members,
+        rehearsals_left=max(rehearsals, 0),
+        deadline_s=now_s + config.timing.start_s,
+        waiting_until_s=now_s + config.timing.start_s,
+    )

@@ -1,0 +1,74 @@
+"""Recoveries as OpenTelemetry traces and metrics. Without an exporter configured this costs next to nothing.
+
+One trace a recovery: a span `elastic.recovery` from the detection to the first new step, a child span for each phase. Metrics follow
+the names of the contracts; durations are in seconds.
+"""
+
+from __future__ import annotations
+
+from opentelemetry import metrics, trace
+from opentelemetry.trace import Span, set_span_in_context
+
+from elastic.records import LossDetected, PhaseEntered, Record, StepCommitted, WorldFormed
+
+RECOVERY_PHASES = ("SUSPECT", "FENCING", "PLANNING", "RESTORING", "REBUILDING", "REPLAYING")
+_NS = 1_000_000_000
+
+
+class RecoveryTracer:
+    """Turns the history, as it is written, into spans and metrics."""
+
+    def __init__(self) -> None:
+        self._tracer = trace.get_tracer("elastic")
+        meter = metrics.get_meter("elastic")
+        self._duration = meter.create_histogram(
+            "elastic.recovery.duration", unit="s", description="Duration of a recovery's phase."
+        )
+        self._recoveries = meter.create_counter(
+            "elastic.recoveries", description="Recoveries by outcome."
+        )
+        self._steps = meter.create_counter("elastic.steps", description="Steps by kind.")
+        self._generation = meter.create_gauge(
+            "elastic.generation", description="The job's generation."
+        )
+        self._recovery: Span | None = None
+        self._phase: tuple[str, float, Span] | None = None
+        self._cause = "none"
+
+    def hear(self, record: Record) -> None:
+        """Take in the next record of the history."""
+        if isinstance(record, LossDetected):
+            self._cause = record.detector
+        elif isinstance(record, WorldFormed) and self._recovery is not None:
+            self._recovery.set_attribute("elastic.mode", record.mode)
+            self._recovery.set_attribute("elastic.generation", record.generation)
+        elif isinstance(record, PhaseEntered):
+            self._enter(record)
+        elif isinstance(record, StepCommitted):
+            self._steps.add(1, {"kind": "committed"})
+
+    def _enter(self, record: PhaseEntered) -> None:
+        end_ns = int(record.unix_s * _NS)
+        if self._phase is not None:
+            name, since_s, span = self._phase
+            span.end(end_ns)
+            attributes = {"phase": name.lower(), "cause": self._cause}
+            self._duration.record(record.unix_s - since_s, attributes)
+            self._phase = None
+        self._generation.set(record.generation)
+        if record.phase in RECOVERY_PHASES:
+            if self._recovery is None:
+                self._recovery = self._tracer.start_span("elastic.recovery", start_time=end_ns)
+                self._recovery.set_attribute("elastic.cause", self._cause)
+            child = self._tracer.start_span(
+                f"elastic.recovery.{record.phase.lower()}",
+                context=set_span_in_context(self._recovery),
+                start_time=end_ns,
+            )
+            self._phase = (record.phase, record.unix_s, child)
+        elif self._recovery is not None:
+            self._recovery.set_attribute("elastic.outcome", record.phase.lower())
+            self._recovery.end(end_ns)
+            self._recoveries.add(1, {"outcome": record.phase.lower()})
+            self._recovery = None
+            self._cause = "none"

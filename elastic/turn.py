@@ -1,0 +1,203 @@
+"""One step of the machine under way: the state as it changes and the commands so far.
+
+Pure outside, convenient inside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from elastic.events import (
+    AgentCommand,
+    Command,
+    EndWorker,
+    Fence,
+    Phase,
+    StartService,
+    StartWorker,
+    StopAfter,
+    WorkerState,
+    Write,
+)
+from elastic.records import LossDetected, PhaseEntered, Record, WorkerEvent
+from elastic.state import JobState, Member
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """The moment of an event: monotonic seconds (for deadlines) and Unix seconds (for the history)."""
+
+    mono_s: float
+    unix_s: float
+
+
+class Turn:
+    """The working copy that the reactions to one event share."""
+
+    def __init__(self, state: JobState, now: Clock) -> None:
+        self.state = state
+        self.now = now
+        self.commands: list[Command] = []
+        self.stage_error = ""
+
+    def change(self, **changes: Any) -> None:
+        """Change fields of the job's state."""
+        self.state = replace(self.state, **changes)
+
+    def update(self, slice_index: int, **changes: Any) -> None:
+        """Change fields of one member."""
+        self.state = self.state.with_member(slice_index, **changes)
+
+    def send(self, command: AgentCommand | StartService) -> None:
+        """Add a command for the shell to perform."""
+        self.commands.append(command)
+
+    def write(self, record: Record) -> None:
+        """Add a record to the history."""
+        self.commands.append(Write(record=record))
+
+    def write_worker(self, slice_index: int, state: str, pid: int, detail: str = "") -> None:
+        """Add to the history what a worker did."""
+        self.write(
+            WorkerEvent(
+                unix_s=self.now.unix_s,
+                generation=self.state.generation,
+                slice_index=slice_index,
+                state=state,
+                pid=pid,
+                detail=detail,
+            )
+        )
+
+    def write_loss(self, slice_index: int, cause: str, detector: str, last_life_unix_s: float) -> None:
+        """Add to the history that the world has lost a slice."""
+        self.write(
+            LossDetected(
+                unix_s=self.now.unix_s,
+                generation=self.state.generation,
+                slice_index=slice_index,
+                cause=cause,
+                detector=detector,
+                last_life_unix_s=last_life_unix_s,
+            )
+        )
+
+    def enter(self, phase: Phase, why: str = "", *, within_s: float | None = None) -> None:
+        """Change the phase; `within_s` bounds how long it may take."""
+        self.change(phase=phase, deadline_s=None if within_s is None else self.now.mono_s + within_s)
+        self.write(
+            PhaseEntered(
+                unix_s=self.now.unix_s, generation=self.state.generation, phase=phase.value, why=why
+            )
+        )
+
+    def is_late(self) -> bool:
+        """Whether the phase's bound has passed."""
+        return self.is_past(self.state.deadline_s)
+
+    def is_past(self, moment_s: float | None) -> bool:
+        """Whether a moment has come; None never does."""
+        return moment_s is not None and self.now.mono_s >= moment_s
+
+    def repeat_orders(self, slice_index: int) -> None:
+        """Tell an agent that has just attached what it may have missed."""
+        state = self.state
+        if state.phase is Phase.FENCING:
+            self.send(Fence(slice_index=slice_index, generation=state.generation))
+        elif state.joining and state.stop_step is not None and slice_index in state.world:
+            self.send(
+                StopAfter(slice_index=slice_index, generation=state.generation, step=state.stop_step)
+            )
+
+    # ---- workers that start and end ------------------------------------------------------------------------
+
+    def plan_restart(self, slice_index: int) -> None:
+        """The slice has no worker any more; plan when it may get another."""
+        after = self.state.config.rejoin_after_steps
+        member = self.state.member(slice_index)
+        self.update(
+            slice_index,
+            worker=WorkerState.NONE,
+            worker_pid=0,
+            ended_pid=member.worker_pid or member.ended_pid,
+            start_by_s=None,
+            finished=False,
+            leaving=False,
+            respawning=False,
+            start_at_step=None if after is None else self.state.newest_committed + after,
+        )
+
+    def end_worker(self, slice_index: int, why: str) -> None:
+        """End a worker that is in the way; another is started when its time comes."""
+        self.send(EndWorker(slice_index=slice_index, why=why))
+        self.plan_restart(slice_index)
+
+    def start_worker(self, slice_index: int) -> None:
+        """Start a worker, with a bound for its start."""
+        starts = self.state.member(slice_index).starts + 1
+        start_by_s = self.now.mono_s + self.state.config.timing.start_s
+        self.update(slice_index, worker=WorkerState.STARTING, starts=starts, start_by_s=start_by_s)
+        self.send(StartWorker(slice_index=slice_index))
+
+    def start_due(self, *, at_once: bool = False) -> None:
+        """Start the workers whose time has come; `at_once` when no steps are made they could wait for."""
+        for member in self.state.members:
+            if not member.attached:
+                continue
+            if member.worker is WorkerState.STARTING and self.is_past(member.start_by_s):
+                self.end_worker(member.slice_index, "did not reach its session in time")
+                member = self.state.member(member.slice_index)
+            if member.worker is not WorkerState.NONE or not self.may_start(member):
+                continue
+            if at_once or self.state.newest_committed >= (member.start_at_step or 0):
+                self.start_worker(member.slice_index)
+                self.write_worker(member.slice_index, "started", 0)
+
+    def may_start(self, member: Member) -> bool:
+        """Whether a slice without a worker is to get one, now or later."""
+        return member.start_at_step is not None and member.starts < self.state.config.max_starts
+
+    # ---- losses --------------------------------------------------------------------------------------------
+
+    def patience_s(self, member: Member) -> float:
+        """How long this slice's agent may be away before the slice counts as lost.
+
+        Where its worker could make steps alone, its lease is waited out: two groups must never both go on.
+        """
+        timing = self.state.config.timing
+        if self.state.world == (member.slice_index,) and member.worker is WorkerState.IN_WORLD:
+            return timing.lease_s
+        return timing.agent_grace_s if self.state.phase in (Phase.RUNNING, Phase.REPLAYING) else 0.0
+
+    def is_gone(self, member: Member) -> bool:
+        """Whether a slice's agent is away for longer than the phase allows."""
+        if member.attached:
+            return False
+        return member.gone_since_s is None or self.is_past(member.gone_since_s + self.patience_s(member))
+
+    def lost_members(self) -> tuple[int, ...]:
+        """The slices of the world (forming or running) that cannot be part of it any more.
+
+        Those out of reach are written down and their restart planned.
+        """
+        forming = self.state.phase in (Phase.PLANNING, Phase.RESTORING)
+        present = {WorkerState.READY, WorkerState.IN_WORLD} if forming else {WorkerState.IN_WORLD}
+        lost = []
+        for index in self.state.world:
+            if self.is_gone(self.state.member(index)):
+                self.count_as_lost(index)
+            if self.state.member(index).worker not in present:
+                lost.append(index)
+        return tuple(lost)
+
+    def count_as_lost(self, slice_index: int) -> None:
+        """A host out of reach has no worker any more, as far as this job is concerned."""
+        member = self.state.member(slice_index)
+        if member.worker in (WorkerState.IN_WORLD, WorkerState.READY) and slice_index in self.state.world:
+            cause = "its host is out of reach (agent or host lost)"
+            self.change(last_cause=f"slice {slice_index}: {cause}")
+            self.write_loss(slice_index, cause, "agent-heartbeat", member.last_life_unix_s)
+        if member.worker is not WorkerState.NONE:
+            self.update(slice_index, gone_since_s=None, snapshots=(), fenced=False)
+            self.plan_restart(slice_index)

@@ -1,0 +1,111 @@
+"""The worker process as its agent sees it: started or adopted, watched through a pidfd, ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from elastic.job import ENV_DIRECTORY, ENV_LEASH_FD, ENV_SLICE, JobSpec
+from elastic.leash import leash_fd
+
+LEASE_EXIT_STATUS = 75
+"""A worker's exit status when it ended itself for want of an agent (EX_TEMPFAIL)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerExit:
+    """How a worker ended: an exit status, or minus the signal's number; None when it was not our child."""
+
+    pid: int
+    status: int | None
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether something killed it (rather than the user's code ending)."""
+        return self.status is None or self.status < 0 or self.status == LEASE_EXIT_STATUS
+
+    def __str__(self) -> str:
+        if self.status is None:
+            return "the worker ended"
+        if self.status < 0:
+            return f"the worker was killed by {signal.Signals(-self.status).name}"
+        return f"the worker ended with status {self.status}"
+
+
+class WorkerProcess:
+    """One worker. `on_exit` is called once from a thread when it has ended, by whatever cause."""
+
+    def __init__(
+        self, pid: int, on_exit: Callable[[WorkerExit], None], child: subprocess.Popen[bytes] | None
+    ) -> None:
+        self.pid = pid
+        self._pidfd = os.pidfd_open(pid)
+        self._child = child
+        self._on_exit = on_exit
+        threading.Thread(target=self._wait_exit, name="worker-exit", daemon=True).start()
+
+    @classmethod
+    def start(
+        cls, spec: JobSpec, slice_index: int, on_exit: Callable[[WorkerExit], None]
+    ) -> WorkerProcess:
+        """Start the job's command as the worker of a slice; its output goes to `DIR/logs/worker-N.log`."""
+        environment = os.environ | spec.worker_environment
+        environment[ENV_DIRECTORY] = str(spec.directory)
+        environment[ENV_SLICE] = str(slice_index)
+        leash = leash_fd()
+        if leash is not None:
+            environment[ENV_LEASH_FD] = str(leash)
+        log_path = spec.directory / "logs" / f"worker-{slice_index}.log"
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        with log_path.open("ab") as log:
+            child = subprocess.Popen(
+                spec.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+                pass_fds=() if leash is None else (leash,),
+            )
+        return cls(child.pid, on_exit, child)
+
+    @classmethod
+    def adopt(cls, pid: int, on_exit: Callable[[WorkerExit], None]) -> WorkerProcess | None:
+        """Watch a worker that an earlier agent started; None when it has ended meanwhile."""
+        try:
+            return cls(pid, on_exit, None)
+        except ProcessLookupError:
+            return None
+
+    def is_stopped(self) -> bool:
+        """Whether the process is stopped (SIGSTOP): it cannot do anything until somebody continues it."""
+        try:
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return False
+        return fields[0] == "T"
+
+    def kill(self) -> None:
+        """End it now."""
+        with contextlib.suppress(ProcessLookupError):  # it has ended by itself meanwhile
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def wait_exit(self, timeout_s: float) -> bool:
+        """Wait until it has ended; False when it has not in time."""
+        poller = select.poll()
+        poller.register(self._pidfd, select.POLLIN)
+        return bool(poller.poll(timeout_s * 1000))
+
+    def _wait_exit(self) -> None:
+        poller = select.poll()
+        poller.register(self._pidfd, select.POLLIN)
+        poller.poll()
+        status = self._child.wait() if self._child is not None else None
+        self._on_exit(WorkerExit(pid=self.pid, status=status))

@@ -1,0 +1,33 @@
+"""Where the state of a job is and how to move it: the pure bottom layer, numpy only.
+
+Executing a plan (`reshard.execute`), box arithmetic (`reshard.boxes`), the explanations of coverage
+(`reshard.coverage`) and the error classes (`reshard.errors`) are imported by path.
+"""
+
+from reshard.batches import sample_ids, split_batch
+from reshard.boxes import Box
+from reshard.coverage import newest_covered_step
+from reshard.errors import ElasticError
+from reshard.holdings import Holding, layout_holdings
+from reshard.ids import HostId
+from reshard.layout import ArrayLayout, Layout, MeshLayout
+from reshard.planner import Plan, Transfer, make_plan
+from reshard.redundancy import captures
+
+__all__ = [
+    "ArrayLayout",
+    "Box",
+    "ElasticError",
+    "Holding",
+    "HostId",
+    "Layout",
+    "MeshLayout",
+    "Plan",
+    "Transfer",
+    "captures",
+    "layout_holdings",
+    "make_plan",
+    "newest_covered_step",
+    "sample_ids",
+    "split_batch",
+]

@@ -1,0 +1,250 @@
+"""Where every element of every array lives: mesh, partition spec, and the box of each mesh position.
+
+Boxes are those of JAX's `NamedSharding`: a dimension partitioned over several axes is split by the
+first-named axis outermost, axes a spec does not mention replicate, and a dimension that does not divide
+evenly is refused. Source: https://docs.jax.dev/en/latest/jax.sharding.html
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from reshard.boxes import Box, volume
+from reshard.errors import UsageError
+from reshard.ids import HostId
+
+Spec = tuple[tuple[str, ...], ...]
+"""For each dimension of an array, the mesh axes that partition it, outermost first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshLayout:
+    """A logical mesh of devices and the host that owns each position.
+
+    `hosts` has one entry per mesh position, in C order of the axes. Raises `UsageError` when names
+    repeat, a size is not positive, or the counts do not agree.
+    """
+
+    axis_names: tuple[str, ...]
+    axis_sizes: tuple[int, ...]
+    hosts: tuple[HostId, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.axis_names) != len(self.axis_sizes):
+            raise UsageError(f"{len(self.axis_names)} mesh axes but {len(self.axis_sizes)} sizes")
+        if len(set(self.axis_names)) != len(self.axis_names):
+            raise UsageError(f"mesh axis names repeat: {self.axis_names}")
+        if any(size < 1 for size in self.axis_sizes):
+            raise UsageError(f"mesh axis sizes must be at least 1, got {self.axis_sizes}")
+        if len(self.hosts) != self.num_devices:
+            raise UsageError(
+                f"a mesh of {self._describe()} has {self.num_devices} positions, got {len(self.hosts)} hosts"
+            )
+
+    def __hash__(self) -> int:
+        # Hashing thousands of hosts on every cache lookup would cost more than what the caches save.
+        return hash((self.axis_names, self.axis_sizes, self.hosts[0], self.hosts[-1]))
+
+    @property
+    def num_devices(self) -> int:
+        """The number of mesh positions."""
+        return math.prod(self.axis_sizes)
+
+    def axis_size(self, name: str) -> int:
+        """Return the size of an axis; raises `UsageError` for an axis the mesh does not have."""
+        if name not in self.axis_names:
+            raise UsageError(f"the mesh has no axis {name!r}, only {', '.join(self.axis_names) or 'none'}")
+        return self.axis_sizes[self.axis_names.index(name)]
+
+    def distinct_hosts(self) -> tuple[HostId, ...]:
+        """Return the hosts of the mesh, sorted, each once."""
+        return tuple(sorted(set(self.hosts)))
+
+    def _describe(self) -> str:
+        return (
+            "×".join(f"{n}={s}" for n, s in zip(self.axis_names, self.axis_sizes, strict=True)) or "no axes"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayLayout:
+    """One array: its tree path, global shape, element type, and the mesh axes that partition each dim.
+
+    `itemsize` is in bytes and is all that moving data needs to know of `dtype`. A `spec` shorter than
+    the shape is completed with unpartitioned dims. Raises `UsageError` when they contradict.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    itemsize: int
+    spec: Spec = ()
+
+    def __post_init__(self) -> None:
+        if any(size < 0 for size in self.shape):
+            raise UsageError(f"array {self.path!r} has a negative dim: {self.shape}", path=self.path)
+        if self.itemsize < 1:
+            raise UsageError(
+                f"array {self.path!r} has itemsize {self.itemsize}, not positive", path=self.path
+            )
+        if len(self.spec) > len(self.shape):
+            raise UsageError(
+                f"array {self.path!r} has {len(self.shape)} dims, its spec {self.spec} has {len(self.spec)}",
+                path=self.path,
+            )
+        axes = [axis for dim_axes in self.spec for axis in dim_axes]
+        if len(set(axes)) != len(axes):
+            raise UsageError(f"array {self.path!r} uses a mesh axis twice: {self.spec}", path=self.path)
+        padding: Spec = ((),) * (len(self.shape) - len(self.spec))
+        object.__setattr__(self, "spec", self.spec + padding)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole array, counted once."""
+        return math.prod(self.shape) * self.itemsize
+
+    def box_nbytes(self, box: Box) -> int:
+        """Bytes of one box of this array."""
+        return volume(box) * self.itemsize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Every array of the state on one mesh; `elastic_axis` is the axis that spans slices, if any.
+
+    Raises `UsageError` naming the array, the dim and the axis when a spec does not fit the mesh.
+    """
+
+    mesh: MeshLayout
+    arrays: tuple[ArrayLayout, ...]
+    elastic_axis: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.elastic_axis is not None:
+            self.mesh.axis_size(self.elastic_axis)
+        seen: set[str] = set()
+        for array in self.arrays:
+            if array.path in seen:
+                raise UsageError(f"array {array.path!r} is listed twice", path=array.path)
+            seen.add(array.path)
+            _check_fits(array, self.mesh)
+
+    def boxes(self, array: ArrayLayout) -> tuple[Box, ...]:
+        """Return the box of `array` at each mesh position, in C order."""
+        return _boxes_by_position(self.mesh.axis_names, self.mesh.axis_sizes, array.shape, array.spec)
+
+    def boxes_by_host(self, array: ArrayLayout) -> dict[HostId, tuple[Box, ...]]:
+        """Return the distinct boxes of `array` on each host, sorted; hosts in order."""
+        return dict(_boxes_by_host(self.mesh, array.shape, array.spec))
+
+    def resized(self, hosts: Iterable[HostId], devices_per_host: int) -> Layout:
+        """Return the same arrays and specs on other hosts: the elastic axis takes what size is left.
+
+        Hosts are put in index order and the elastic axis outermost, whatever its place in the mesh, so
+        that other axes stay inside a slice and the layout does not depend on which slice was lost.
+        Raises `UsageError` when the devices do not factor or a dim no longer divides.
+        """
+        ordered = sorted(hosts)
+        if len(set(ordered)) != len(ordered):
+            raise UsageError(f"hosts repeat: {', '.join(map(str, ordered))}")
+        if not ordered or devices_per_host < 1:
+            raise UsageError(f"cannot lay out on {len(ordered)} hosts of {devices_per_host} devices")
+        num_devices = len(ordered) * devices_per_host
+        sizes = dict(zip(self.mesh.axis_names, self.mesh.axis_sizes, strict=True))
+        if self.elastic_axis is not None:
+            sizes[self.elastic_axis] = _elastic_size(self.mesh, self.elastic_axis, num_devices)
+        elif num_devices != self.mesh.num_devices:
+            raise UsageError(
+                f"no axis spans slices, so {num_devices} devices cannot replace {self.mesh.num_devices}"
+            )
+        owners = np.repeat(np.arange(len(ordered)), devices_per_host)
+        inner = [name for name in self.mesh.axis_names if name != self.elastic_axis]
+        outer_first = ([] if self.elastic_axis is None else [self.elastic_axis]) + inner
+        grid = owners.reshape([sizes[name] for name in outer_first])
+        grid = grid.transpose([outer_first.index(name) for name in self.mesh.axis_names])
+        mesh = MeshLayout(
+            axis_names=self.mesh.axis_names,
+            axis_sizes=tuple(sizes.values()),
+            hosts=tuple(ordered[index] for index in grid.ravel()),
+        )
+        return replace(self, mesh=mesh)
+
+
+def spec_from_partition(entries: Sequence[str | Sequence[str] | None]) -> Spec:
+    """Turn the entries of a JAX `PartitionSpec` into a `Spec`.
+
+    Raises `UsageError` for an entry that is neither None, an axis name nor a sequence of axis names.
+    """
+    spec: list[tuple[str, ...]] = []
+    for entry in entries:
+        axes = () if entry is None else (entry,) if isinstance(entry, str) else entry
+        if not isinstance(axes, (tuple, list)) or not all(isinstance(axis, str) for axis in axes):
+            raise UsageError(f"partition spec entry {entry!r} does not name mesh axes")
+        spec.append(tuple(axes))
+    return tuple(spec)
+
+
+def _elastic_size(mesh: MeshLayout, axis: str, num_devices: int) -> int:
+    fixed = mesh.num_devices // mesh.axis_size(axis)
+    size, rest = divmod(num_devices, fixed)
+    if rest or not size:
+        others = [f"{n}={s}" for n, s in zip(mesh.axis_names, mesh.axis_sizes, strict=True) if n != axis]
+        raise UsageError(
+            f"{num_devices} devices are not a multiple of {fixed} ({', '.join(others)}), "
+            f"so axis {axis!r} has no size",
+            remedy="Use a number of hosts whose devices the fixed axes divide, or other axis sizes.",
+            num_devices=num_devices,
+            elastic_axis=axis,
+        )
+    return size
+
+
+def _check_fits(array: ArrayLayout, mesh: MeshLayout) -> None:
+    for dim, (size, axes) in enumerate(zip(array.shape, array.spec, strict=True)):
+        num_parts = math.prod(mesh.axis_size(axis) for axis in axes)
+        if size % num_parts:
+            raise UsageError(
+                f"dim {dim} of {array.path!r} has size {size}, which axes {', '.join(axes)} "
+                f"cannot split evenly into {num_parts}",
+                remedy="Use a number of slices that divides it, or replicate or pad this dim.",
+                path=array.path,
+                dim=dim,
+                size=size,
+                num_parts=num_parts,
+            )
+
+
+@lru_cache(maxsize=128)
+def _boxes_by_position(
+    axis_names: tuple[str, ...], axis_sizes: tuple[int, ...], shape: tuple[int, ...], spec: Spec
+) -> tuple[Box, ...]:
+    num_positions = math.prod(axis_sizes)
+    coordinates = dict(
+        zip(axis_names, np.indices(axis_sizes).reshape(len(axis_sizes), num_positions), strict=True)
+    )
+    sizes = dict(zip(axis_names, axis_sizes, strict=True))
+    ranges_by_dim: list[list[tuple[int, int]]] = []
+    for size, axes in zip(shape, spec, strict=True):
+        part = np.zeros(num_positions, dtype=np.int64)
+        for axis in axes:
+            part = part * sizes[axis] + coordinates[axis]
+        length = size // math.prod(sizes[axis] for axis in axes)
+        ranges = [(start, start + length) for start in range(0, size, length)] if length else [(0, 0)]
+        ranges_by_dim.append([ranges[index if length else 0] for index in part.tolist()])
+    return tuple(zip(*ranges_by_dim, strict=True)) if shape else ((),) * num_positions
+
+
+@lru_cache(maxsize=128)
+def _boxes_by_host(
+    mesh: MeshLayout, shape: tuple[int, ...], spec: Spec
+) -> tuple[tuple[HostId, tuple[Box, ...]], ...]:
+    found: dict[HostId, set[Box]] = {host: set() for host in mesh.distinct_hosts()}
+    boxes = _boxes_by_position(mesh.axis_names, mesh.axis_sizes, shape, spec)
+    for host, box in zip(mesh.hosts, boxes, strict=True):
+        found[host].add(box)
+    return tuple((host, tuple(sorted(distinct))) for host, distinct in found.items())

@@ -1,0 +1,107 @@
+"""What slot files hold: the complete snapshots, the intact shards, and what was rejected and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from reshard.errors import CorruptCopyError
+from reshard.holdings import Holding
+from snapshot.manifest import Manifest
+from snapshot.slot_reader import SlotReader
+from snapshot.source import ShardSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RejectedCopy:
+    """A file, or a shard in it, that cannot be trusted, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArenaContents:
+    """What an arena holds: complete snapshots, the newest first, and what was rejected."""
+
+    complete: tuple[Manifest, ...]
+    rejected: tuple[RejectedCopy, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedHoldings:
+    """The shards whose bytes match their checksum, and what was rejected."""
+
+    holdings: tuple[Holding, ...]
+    rejected: tuple[RejectedCopy, ...]
+
+
+def complete_slots(
+    paths: Iterable[Path], rejected: list[RejectedCopy]
+) -> Iterator[tuple[SlotReader, Manifest]]:
+    """Yield an open reader of each complete slot, to be closed by the caller; note what is damaged."""
+    for path in paths:
+        reader: SlotReader | None = None
+        manifest: Manifest | None = None
+        try:
+            reader = SlotReader(path)
+            manifest = reader.read_manifest()
+        except FileNotFoundError:
+            continue
+        except CorruptCopyError as error:
+            rejected.append(RejectedCopy(name=path.name, reason=error.message))
+        except OSError as error:
+            rejected.append(RejectedCopy(name=path.name, reason=str(error)))
+        if reader is not None and manifest is not None:
+            yield reader, manifest
+        elif reader is not None:
+            reader.close()
+
+
+def read_contents(paths: Iterable[Path]) -> ArenaContents:
+    """Return the manifests in these files, the newest first; shard bytes are not read."""
+    complete: list[Manifest] = []
+    rejected: list[RejectedCopy] = []
+    for reader, manifest in complete_slots(paths, rejected):
+        complete.append(manifest)
+        reader.close()
+    complete.sort(key=lambda manifest: manifest.order, reverse=True)
+    return ArenaContents(complete=tuple(complete), rejected=tuple(rejected))
+
+
+def verify_contents(paths: Iterable[Path], step: int | None) -> VerifiedHoldings:
+    """Read all shards (of `step`, if given) and return those that match their checksum."""
+    holdings: list[Holding] = []
+    rejected: list[RejectedCopy] = []
+    for reader, manifest in complete_slots(paths, rejected):
+        with reader:
+            for index, holding in enumerate(manifest.holdings() if step in (None, manifest.step) else ()):
+                try:
+                    reader.read_shard(index)
+                except CorruptCopyError as error:
+                    rejected.append(RejectedCopy(name=reader.path.name, reason=error.message))
+                else:
+                    holdings.append(holding)
+    return VerifiedHoldings(holdings=tuple(holdings), rejected=tuple(rejected))
+
+
+def open_source(paths: Iterable[Path], step: int, generation: int | None) -> ShardSource:
+    """Return a reader of everything these files hold of a step."""
+    matching: list[tuple[SlotReader, Manifest]] = []
+    for reader, manifest in complete_slots(paths, []):
+        if manifest.step == step and generation in (None, manifest.generation):
+            matching.append((reader, manifest))
+        else:
+            reader.close()
+    return ShardSource(step, matching)
+
+
+def newest_slot(paths: Iterable[Path]) -> Path | None:
+    """Return the file of the newest complete snapshot."""
+    newest: tuple[tuple[int, int], Path] | None = None
+    for reader, manifest in complete_slots(paths, []):
+        reader.close()
+        if newest is None or manifest.order > newest[0]:
+            newest = manifest.order, reader.path
+    return None if newest is None else newest[1]

@@ -1,0 +1,129 @@
+"""Reading boxes of a state at one step out of all the copies that one host has of it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from reshard.boxes import Box, BoxIndex, contains, intersect, relative_slices, shape_of, subtract, volume
+from reshard.errors import CorruptCopyError, MissingShardError
+from reshard.execute import element_dtype
+from reshard.layout import ArrayLayout
+from snapshot.manifest import Manifest
+from snapshot.slot_reader import SlotReader
+
+Elements = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    reader: SlotReader
+    index: int
+
+
+class ShardSource:
+    """The verified shards of one step in one arena: slots and stage together.
+
+    Everything read is checked against its checksum; a damaged copy is passed over for another, and
+    counted in `rejected`. Elements are opaque values of the array's item size.
+    """
+
+    def __init__(self, step: int, readers: Iterable[tuple[SlotReader, Manifest]]) -> None:
+        self.step = step
+        self.arrays: dict[str, ArrayLayout] = {}
+        self.rejected: list[str] = []
+        self.generation = 0
+        self.position = 0
+        self._readers: list[SlotReader] = []
+        self._copies: defaultdict[str, dict[Box, list[_Copy]]] = defaultdict(dict)
+        self._cache: tuple[str, dict[Box, Elements | None]] = ("", {})
+        for reader, manifest in readers:
+            self._add(reader, manifest)
+
+    def boxes(self, path: str) -> tuple[Box, ...]:
+        """Return the boxes of `path` that are stored, in order."""
+        return tuple(sorted(self._copies.get(path, ())))
+
+    def read(self, path: str, box: Box) -> Elements:
+        """Return a private array with the elements of `box`, put together from stored shards.
+
+        Raises MissingShardError, naming array and box, when a part of it is nowhere intact.
+        """
+        array = self.arrays.get(path)
+        if array is None:
+            raise MissingShardError(path, box, self.step)
+        if volume(box) == 0:
+            return np.empty(shape_of(box), element_dtype(array.itemsize))
+        exact = self._shard(array, box) if box in self._copies[path] else None
+        return self._assemble(array, box) if exact is None else exact
+
+    def read_piece(self, path: str, box: Box) -> Elements:
+        """Return the elements of `box`, in C order, cut out of one stored shard.
+
+        Raises MissingShardError when no single shard has all of it.
+        """
+        array = self.arrays.get(path)
+        holders = [
+            stored
+            for stored in self._copies.get(path, ())
+            if len(stored) == len(box) and contains(stored, box)
+        ]
+        for stored in sorted(holders, key=volume):
+            shard = self._shard(array, stored) if array is not None else None
+            if shard is not None:
+                return np.ascontiguousarray(shard[relative_slices(box, stored)])
+        raise MissingShardError(path, box, self.step)
+
+    def close(self) -> None:
+        """Close the slots this source reads."""
+        for reader in self._readers:
+            reader.close()
+
+    def _add(self, reader: SlotReader, manifest: Manifest) -> None:
+        self._readers.append(reader)
+        if manifest.generation >= self.generation:
+            self.generation, self.position = manifest.generation, manifest.position
+        self.arrays.update((array.path, array) for array in manifest.static.layout.arrays)
+        for index, entry in enumerate(manifest.static.shards):
+            self._copies[entry.path].setdefault(entry.box, []).append(_Copy(reader, index))
+
+    def _shard(self, array: ArrayLayout, box: Box) -> Elements | None:
+        """Return one stored shard from the first copy that is intact, None when none is."""
+        if self._cache[0] != array.path:
+            self._cache = (array.path, {})
+        cached = self._cache[1]
+        if box not in cached:
+            cached[box] = self._read_first_intact(array, box)
+        return cached[box]
+
+    def _read_first_intact(self, array: ArrayLayout, box: Box) -> Elements | None:
+        for copy in self._copies[array.path][box]:
+            try:
+                data = copy.reader.read_shard(copy.index)
+            except CorruptCopyError as error:
+                self.rejected.append(error.message)
+                continue
+            if data.nbytes == array.box_nbytes(box):
+                return data.view(element_dtype(array.itemsize)).reshape(shape_of(box))
+            self.rejected.append(f"{copy.reader.path}: {array.path!r} has {data.nbytes} bytes for {box}")
+        return None
+
+    def _assemble(self, array: ArrayLayout, box: Box) -> Elements:
+        result = np.empty(shape_of(box), element_dtype(array.itemsize))
+        missing: list[Box] = [box]
+        for stored in BoxIndex(self._copies[array.path]).overlapping(box):
+            wanted = [part for fragment in missing if (part := intersect(fragment, stored)) is not None]
+            shard = self._shard(array, stored) if wanted else None
+            if shard is None:
+                continue
+            for part in wanted:
+                result[relative_slices(part, box)] = shard[relative_slices(part, stored)]
+            missing = [rest for fragment in missing for rest in subtract(fragment, stored)]
+        if missing:
+            raise MissingShardError(array.path, sorted(missing)[0], self.step)
+        return result

@@ -1,0 +1,151 @@
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from reshard_strategies import PROPERTY, survivable_losses
+
+from reshard.errors import CorruptCopyError, InvariantBrokenError, UsageError
+from reshard.execute import element_dtype, execute_plan
+from reshard.holdings import layout_holdings
+from reshard.ids import HostId
+from reshard.layout import ArrayLayout, Layout, MeshLayout
+from reshard.plan import Plan
+from reshard.planner import make_plan
+
+
+def cut(values, box):
+    return values[tuple(slice(start, stop) for start, stop in box)]
+
+
+def random_values(arrays):
+    """Each array as opaque elements of random bytes."""
+    rng = np.random.default_rng(0)
+    return {
+        array.path: np.frombuffer(rng.bytes(array.nbytes), element_dtype(array.itemsize)).reshape(array.shape)
+        for array in arrays
+    }
+
+
+@PROPERTY
+@given(survivable_losses(), st.booleans(), st.booleans(), st.sampled_from([3, 1 << 30]))
+def test_executed_plan_reproduces_every_target_box_bit_for_bit(
+    situation, whole_shards, as_memoryview, max_bytes
+):
+    layout, holdings = situation
+    values = random_values(layout.arrays)
+
+    def fetch(transfer):
+        box = transfer.source_box if whole_shards else transfer.piece
+        data = cut(values[transfer.path], box)
+        return memoryview(data.tobytes()) if as_memoryview else data
+
+    plan = make_plan(layout, holdings, step=7, max_piece_bytes=max_bytes)
+    for host in layout.mesh.distinct_hosts():
+        result = execute_plan(plan, layout, host, fetch, count_writes=True)
+        wanted = {(array.path, box) for array in layout.arrays for box in layout.boxes_by_host(array)[host]}
+        assert result.buffers.keys() == result.num_writes.keys() == wanted
+        for (path, box), buffer in result.buffers.items():
+            np.testing.assert_array_equal(buffer, cut(values[path], box))
+            assert (result.num_writes[path, box] == 1).all()
+
+
+A, B = HostId(0), HostId(1)
+
+
+def one_array(host, shape, dtype="float32", itemsize=4):
+    mesh = MeshLayout(axis_names=("data",), axis_sizes=(1,), hosts=(host,))
+    return Layout(mesh=mesh, arrays=(ArrayLayout(path="w", shape=shape, dtype=dtype, itemsize=itemsize),))
+
+
+def plan_of(shape, **kwargs):
+    return make_plan(
+        one_array(B, shape, **kwargs), layout_holdings(one_array(A, shape, **kwargs), step=1), step=1
+    )
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "int4", "complex128", "bool", "float64"])
+@pytest.mark.parametrize("shape", [(), (3, 5)])
+def test_executed_plan_keeps_any_dtype_without_knowing_it(name, shape):
+    dtype = np.dtype(getattr(ml_dtypes, name, name))
+    values = (np.arange(np.prod(shape, dtype=int)).reshape(shape) % 2).astype(dtype)
+    layout = one_array(B, shape, dtype=name, itemsize=dtype.itemsize)
+    plan = plan_of(shape, dtype=name, itemsize=dtype.itemsize)
+    buffer = execute_plan(plan, layout, B, lambda _: values).buffers["w", tuple((0, n) for n in shape)]
+    np.testing.assert_array_equal(buffer.view(dtype), values)
+
+
+def test_executed_plan_keeps_the_payload_of_a_signalling_nan():
+    values = np.array([0x7F800001, 0xFFC12345], np.uint32)
+    buffer = execute_plan(plan_of((2,)), one_array(B, (2,)), B, lambda _: values.view(np.float32)).buffers
+    assert buffer["w", ((0, 2),)].view(np.uint32).tolist() == values.tolist()
+
+
+def test_executed_plan_fills_the_buffers_it_is_given_in_place():
+    stage = bytearray(4 * 6)
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    out = {("w", ((0, 2), (0, 3))): np.frombuffer(stage, np.uint8)}
+    execute_plan(plan_of((2, 3)), one_array(B, (2, 3)), B, lambda _: values, out=out)
+    assert bytes(stage) == values.tobytes()
+
+
+@pytest.mark.parametrize(
+    "buffer",
+    [
+        np.zeros(5, np.float32),
+        np.frombuffer(bytes(24), np.float32),
+        np.zeros(12, np.float32)[::2],
+    ],
+    ids=["short", "read-only", "strided"],
+)
+def test_executed_plan_refuses_a_buffer_it_cannot_fill(buffer):
+    with pytest.raises(UsageError, match="must be writable, C-contiguous and of 24 bytes"):
+        execute_plan(
+            plan_of((6,)), one_array(B, (6,)), B, lambda _: np.zeros(6), out={("w", ((0, 6),)): buffer}
+        )
+
+
+def test_executed_plan_gives_an_empty_array_its_empty_buffer():
+    buffers = execute_plan(
+        plan_of((0, 3)), one_array(B, (0, 3)), B, lambda _: pytest.fail("nothing to fetch")
+    ).buffers
+    assert buffers["w", ((0, 0), (0, 3))].shape == (0, 3)
+
+
+def test_executed_plan_gives_a_host_outside_the_layout_nothing():
+    assert execute_plan(plan_of((6,)), one_array(B, (6,)), A, lambda _: np.zeros(6)).buffers == {}
+
+
+@pytest.mark.parametrize("nbytes", [0, 23, 25, 48])
+def test_executed_plan_refuses_a_copy_of_the_wrong_size_and_names_its_source(nbytes):
+    with pytest.raises(CorruptCopyError, match=f"got {nbytes} bytes where the piece has 24") as info:
+        execute_plan(plan_of((6,)), one_array(B, (6,)), B, lambda _: memoryview(bytes(nbytes)))
+    assert (info.value.path, info.value.source) == ("w", A)
+
+
+def shortened(plan, keep):
+    return Plan.of(plan.step, keep(plan.transfers), bytes_lower_bound=plan.bytes_lower_bound)
+
+
+def halves():
+    full, half = layout_holdings(one_array(A, (6,)), step=1), one_array(B, (6,))
+    return make_plan(half, full, step=1, max_piece_bytes=12)
+
+
+def test_executed_plan_never_returns_a_short_result_when_a_transfer_is_missing():
+    plan = shortened(halves(), lambda transfers: transfers[1:])
+    with pytest.raises(InvariantBrokenError, match="writes 3 of the 6 elements"):
+        execute_plan(plan, one_array(B, (6,)), B, lambda t: np.zeros(t.nbytes, np.uint8))
+
+
+def test_executed_plan_notices_double_writes_behind_a_right_total_when_counting():
+    plan = shortened(halves(), lambda transfers: (transfers[0], transfers[0]))
+    with pytest.raises(InvariantBrokenError, match="0 to 2 times"):
+        execute_plan(plan, one_array(B, (6,)), B, lambda t: np.zeros(t.nbytes, np.uint8), count_writes=True)
+
+
+def test_executed_plan_refuses_a_plan_for_another_layout():
+    with pytest.raises(UsageError, match="the layout has no such box on s1h0"):
+        execute_plan(plan_of((6,)), one_array(B, (8,)), B, lambda _: np.zeros(6, np.float32))
+    with pytest.raises(UsageError, match="the layout has no such box on s1h0"):
+        execute_plan(plan_of((6,)), one_array(B, (6,), itemsize=2), B, lambda _: np.zeros(6, np.float32))

@@ -1,0 +1,32 @@
+"""Eight virtual CPU devices, a private snapshot root for each test, and the helpers on the path."""
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+
+sys.path.insert(0, str(Path(__file__).parent))  # `snapshot_helpers`, whatever pytest's import mode
+
+import pytest
+
+from reshard.ids import HostId
+from snapshot.arena import Arena
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="elastic-slices-test-", dir="/dev/shm"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def arena(root: Path) -> Iterator[Arena]:
+    made = Arena.create("job", HostId(1), root=root)
+    yield made
+    made.close()
