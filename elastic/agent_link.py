@@ -55,6 +55,7 @@ class AgentLink:
         self._stop: StopAfter | None = None
         self._reserved: Reserved | None = None
         self._end: JobEnded | None = None
+        self._rescue: threading.Thread | None = None
         self._arenas: dict[HostId, Arena] = {}
         self._connect()
         threading.Thread(target=self._read, name="agent-link", daemon=True).start()
@@ -165,6 +166,9 @@ class AgentLink:
         with self._changed:
             self._inside = 0
             newest = self._fenced_below
+        if self._rescue is not None:
+            self._rescue.join()  # it must not touch what the next world opens
+            self._rescue = None
         self._tell(Unwound(generation=newest))
 
     # ---- threads ----
@@ -224,13 +228,14 @@ class AgentLink:
             elif isinstance(message, JobEnded):
                 self._end = message
             self._changed.notify_all()
-        if isinstance(message, Fence):
-            if self._inside:
-                threading.Thread(target=self._get_out, name="unblock", daemon=True).start()
-            else:
-                self._tell(Unwound(generation=message.generation))
-        elif isinstance(message, JobEnded) and not message.completed:
-            threading.Thread(target=self._get_out, name="unblock", daemon=True).start()
+        is_stop = isinstance(message, JobEnded) and not message.completed
+        if not isinstance(message, Fence) and not is_stop:
+            return
+        if not self._inside:
+            self._tell(Unwound(generation=self._fenced_below))
+        elif self._rescue is None:
+            self._rescue = threading.Thread(target=self._get_out, name="unblock", daemon=True)
+            self._rescue.start()
 
     def _get_out(self) -> None:
         """Unblock the main thread, again and again: it may only now be entering the collective."""

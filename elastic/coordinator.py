@@ -43,7 +43,7 @@ from elastic.job import COORDINATOR_FILE, HISTORY_FILE, JobSpec, load_job, load_
 from elastic.leash import watch_leash
 from elastic.machine import step
 from elastic.protocol import CONTROL_CODEC, Heartbeat
-from elastic.records import FaultInjected, MessageRefused, RunStarted, StepCommitted
+from elastic.records import FaultInjected, MessageRefused, RunStarted, StepCommitted, WorldFormed
 from elastic.runtime_service import ServicePool
 from elastic.state import initial_state
 from elastic.telemetry import RecoveryTracer
@@ -81,6 +81,7 @@ class Coordinator:
         self._state = initial_state(spec.config, time.monotonic())
         self._history = HistoryWriter(spec.directory / HISTORY_FILE)
         self._tracer = RecoveryTracer()
+        self._world_generation = 0
         self._services = ServicePool(spec.service_command, spec.bind_host, self._service_ready)
 
     @property
@@ -197,7 +198,8 @@ class Coordinator:
         if isinstance(event, FaultInjected):
             self._history.write(event)
         elif isinstance(event, StepCommitted):
-            if event.generation == self._state.generation:
+            if event.generation == self._world_generation:
+                # Also while that world is being left: what it committed may be what the next one goes on from.
                 self._history.write(event)
             self._step(
                 Committed(slice_index=sender, generation=event.generation, step=event.step)
@@ -211,6 +213,8 @@ class Coordinator:
         self._state, commands = step(self._state, event, _now())
         for command in commands:
             if isinstance(command, Write):
+                if isinstance(command.record, WorldFormed):
+                    self._world_generation = command.record.generation
                 self._history.write(command.record)
                 self._tracer.hear(command.record)
             elif isinstance(command, StartService):

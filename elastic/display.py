@@ -76,7 +76,7 @@ class LiveDisplay:
         try:
             with self._lock:
                 recovered = self._view.feed(record)
-            if is_important(record):
+            if is_important(record) and not self._is_part_of_the_start(record):
                 self._screen.say(describe(record))
             if recovered:
                 self._screen.say(recovered)
@@ -95,6 +95,10 @@ class LiveDisplay:
             screen.close()
         except Exception:  # see the module's docstring
             return
+
+    def _is_part_of_the_start(self, record: Record) -> bool:
+        """Fencing before there was a world is nothing to tell: every start begins so."""
+        return isinstance(record, PhaseEntered) and record.phase == "FENCING" and not self._view.world
 
     def _open_screen(self) -> Screen:
         from rich.console import Console

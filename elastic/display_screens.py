@@ -21,9 +21,14 @@ PROGRESS_EVERY_S = 2.0
 class Screen(Protocol):
     """Where a display shows what it knows."""
 
-    def say(self, line: str) -> None: ...
-    def update(self, record: Record) -> None: ...
-    def close(self) -> None: ...
+    def say(self, line: str) -> None:
+        """Show a line about an event."""
+
+    def update(self, record: Record) -> None:
+        """Show what the view knows after this record."""
+
+    def close(self) -> None:
+        """Show the last view and give the terminal back."""
 
 
 class ForgivingStream:

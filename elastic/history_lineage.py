@@ -1,9 +1,9 @@
 """Which execution of each step is in the final state: the lineage of a run, traced through its history.
 
 A *commit* is a StepCommitted of a world that trains (commits of a rehearsal do not count). All commits of one
-step in one generation are one *execution*. A world formed after the first one goes on from `restored_step`, so
-it rolls back every execution beyond that step; a failed run is rolled back to the snapshot that was left at its
-end, where the history tells which. What was not rolled back is *effective*.
+step in one generation are one *execution*. A world formed after the first one goes on from `restored_step`,
+so it rolls back every execution beyond that step; a failed run is rolled back to the snapshot that was left
+at its end, where the history tells which. What was not rolled back is *effective*.
 """
 
 from __future__ import annotations

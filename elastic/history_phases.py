@@ -1,10 +1,10 @@
 """How long a recovery took, and what each part of that time went into.
 
-A recovery begins at its first fault: the injector's time, or the last sign of life of what died; without a loss
-when the machine suspected one or began to fence (scale-up). From the detection on, time belongs to the phase the
-state machine was in, until the first new step is committed: SUSPECT and FENCING are *fence*, RUNNING before the
-replay too, after it *replay*. What the first committed step of the new generation spent compiling is moved from
-*replay* to *rebuild*; WAITING is *wait*.
+A recovery begins at its first fault: the injector's time, or the last sign of life of what died; without a
+loss when the machine suspected one or began to fence (scale-up). From the detection on, time belongs to the
+phase the state machine was in, until the first new step is committed: SUSPECT and FENCING are *fence*,
+RUNNING before the replay too, after it *replay*. What the first committed step of the new generation spent
+compiling is moved from *replay* to *rebuild*; WAITING is *wait*.
 """
 
 from __future__ import annotations

@@ -16,9 +16,10 @@ def complete(turn: Turn) -> None:
 
 def fail(turn: Turn, error: str, *, exit_status: int = 1) -> None:
     """Stop everything, with the reason and what the command shall exit with."""
+    restorable_step = _restorable_step(turn)
     turn.change(error=error)
     turn.enter(Phase.FAILED, error)
-    _end(turn, "failed", error, exit_status)
+    _end(turn, "failed", error, exit_status, restorable_step)
 
 
 def release(turn: Turn, slice_index: int) -> None:
@@ -39,7 +40,19 @@ def describe_state_left(turn: Turn) -> str:
     return f"the state of step {choice.step} was left in the hosts' memory"
 
 
-def _end(turn: Turn, outcome: str, error: str, exit_status: int = 0) -> None:
+def _restorable_step(turn: Turn) -> int | None:
+    """The newest step whose snapshot is whole (-1: none); None while a world runs and nobody has looked."""
+    state = turn.state
+    looked = state.phase in (Phase.WAITING, Phase.FENCING, Phase.PLANNING, Phase.RESTORING)
+    if not looked or any(member.attached and not member.fenced for member in state.members):
+        return None
+    choice, _ = choose_restore(state.held(), dict(state.restored_steps))
+    return choice.step if choice else -1
+
+
+def _end(
+    turn: Turn, outcome: str, error: str, exit_status: int = 0, restorable_step: int | None = None
+) -> None:
     state = turn.state
     turn.write(
         RunEnded(
@@ -50,6 +63,7 @@ def _end(turn: Turn, outcome: str, error: str, exit_status: int = 0) -> None:
             final_step=state.newest_committed,
             state_digest=state.final_digest or "",
             exit_status=exit_status,
+            restorable_step=restorable_step,
         )
     )
     for member in state.members:

@@ -35,6 +35,8 @@ class RunStarted:
     seed: int
     target_steps: int | None
     command: tuple[str, ...] = ()
+    epoch_samples: int | None = None
+    """Samples in an epoch, where it is known before the start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +195,8 @@ class RunEnded:
     state_digest: str
     exit_status: int = 1
     """What the command exits with when the run has failed."""
+    restorable_step: int | None = None
+    """For a failed run: the newest step whose snapshot was whole at the end (-1: none, None: nobody looked)."""
 
 
 Record = (

@@ -160,9 +160,9 @@ def _training_start(records: Sequence[Record], lineage: Lineage) -> float | None
 
 
 def _badput(records: Sequence[Record], lineage: Lineage, spans: Sequence[Span]) -> Badput:
-    seconds = {phase: sum(span.seconds[phase] for span in spans) for phase in PHASES}
+    seconds = {phase: sum((span.seconds[phase] for span in spans), 0.0) for phase in PHASES}
     steady = (e for e in lineage.executions.values() if not _is_within(e, spans))
-    stall_s = sum(execution.stall_s for execution in steady)
+    stall_s = sum((execution.stall_s for execution in steady), 0.0)
     return Badput(**seconds, wait=_waiting_s(records, lineage), snapshot_stall=stall_s)
 
 
@@ -179,7 +179,7 @@ def _waiting_s(records: Sequence[Record], lineage: Lineage) -> float:
     phases = [record for record in records[worlds[0].index :] if isinstance(record, PhaseEntered)]
     ends = [phase.unix_s for phase in phases[1:]] + [end_of(records)]
     pairs = zip(phases, ends, strict=True) if phases else ()
-    return sum(max(0.0, end - phase.unix_s) for phase, end in pairs if phase.phase == "WAITING")
+    return sum((max(0.0, end - phase.unix_s) for phase, end in pairs if phase.phase == "WAITING"), 0.0)
 
 
 def _goodput(records: Sequence[Record], lineage: Lineage, badput: Badput) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from elastic.job import JobSpec
@@ -21,12 +22,14 @@ class MulticontrollerAdapter:
         return (sys.executable, "-m", "controller_adapter.multicontroller.jax_service")
 
     def worker_environment(self, spec: JobSpec) -> dict[str, str]:
-        """CPU devices, and a compile cache that all workers share."""
+        """CPU devices, and a compile cache that all workers share (the user's own, where one is set)."""
         devices = spec.config.devices_per_host
         return {
             "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-            "JAX_COMPILATION_CACHE_DIR": str(spec.directory / "compile-cache"),
+            "JAX_COMPILATION_CACHE_DIR": os.environ.get(
+                "JAX_COMPILATION_CACHE_DIR", str(spec.directory / "compile-cache")
+            ),
             "TF_CPP_MIN_LOG_LEVEL": "2",
         }
 

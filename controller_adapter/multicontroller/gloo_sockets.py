@@ -20,6 +20,7 @@ class TcpSocket:
     """One TCP socket of this process."""
 
     fd: int
+    inode: int
     local_port: int
     remote_port: int
     is_listening: bool
@@ -44,6 +45,7 @@ def own_tcp_sockets() -> list[TcpSocket]:
                 found.append(
                     TcpSocket(
                         fd=int(name),
+                        inode=int(target[8:-1]),
                         local_port=local_port,
                         remote_port=remote_port,
                         is_listening=status == _LISTEN,
@@ -72,8 +74,14 @@ class GlooSockets:
                 continue
             if found.local_port in self._own_ports or found.remote_port in self._peer_ports:
                 with contextlib.suppress(OSError):  # closed, or already shut down
-                    duplicate = socket.socket(fileno=os.dup(found.fd))
-                    with duplicate:
-                        duplicate.shutdown(socket.SHUT_RDWR)
-                    count += 1
+                    count += _shut_down(found)
         return count
+
+
+def _shut_down(found: TcpSocket) -> bool:
+    """Shut down this very socket: its descriptor may stand for another one by now, which must not be touched."""
+    with socket.socket(fileno=os.dup(found.fd)) as duplicate:
+        is_same = os.fstat(duplicate.fileno()).st_ino == found.inode
+        if is_same:
+            duplicate.shutdown(socket.SHUT_RDWR)
+        return is_same

@@ -97,6 +97,7 @@ def share_compile_cache() -> None:
             hash_obj.update(device.device_kind.encode())
 
     cache_key._hash_accelerator_config = hash_on_cpu
+    jax.config.update("jax_share_binary_between_hosts", True)  # one process compiles, the others take it over
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 

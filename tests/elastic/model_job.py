@@ -1,0 +1,307 @@
+"""A whole job in memory on virtual time: the real recovery state machine, and a model of all that it commands.
+
+Hosts have an agent, a worker and an arena of two slots; messages take time and keep their order; a step completes only
+when all workers of one world are in it. What must always hold is asserted at every event, so a broken promise fails
+where it is broken. Everything follows from one seed.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from elastic.choose import choose_restore
+from elastic.events import (
+    AgentAttached,
+    AgentLost,
+    Command,
+    Event,
+    Phase,
+    ServiceReady,
+    SnapshotSummary,
+    StartService,
+    Tick,
+    Write,
+    host_of,
+)
+from elastic.machine import step
+from elastic.records import LossDetected, PhaseEntered, Record, RestoreChecked, RunEnded, WorldFormed
+from elastic.state import Config, JobState, Timing, initial_state
+from elastic.turn import Clock
+from model_host import PATHS, Host, Snapshot, World
+from reshard.holdings import Holding
+from reshard.ids import HostId
+from reshard.layout import ArrayLayout, Layout, MeshLayout
+from reshard.redundancy import captures
+
+TIMING = Timing(
+    start_s=15.0,
+    suspect_s=1.0,
+    unwind_s=0.5,
+    stage_s=4.0,
+    rebuild_s=6.0,
+    join_s=6.0,
+    agent_grace_s=1.0,
+    wait_s=10.0,
+    gather_s=1.0,
+    lease_s=4.0,
+    digest_s=2.0,
+)
+TICK_S = 0.1
+UNIX_S = 1_000_000.0
+
+
+class Job:
+    """The coordinator's shell, the hosts and the clock."""
+
+    def __init__(
+        self,
+        num_slices: int = 3,
+        *,
+        seed: int = 0,
+        num_steps: int = 20,
+        delay_s: tuple[float, float] = (0.001, 0.01),
+        late_s: dict[int, float] | None = None,
+        **config: Any,
+    ) -> None:
+        config.setdefault("rehearsals", 0)
+        self.config = Config(num_slices=num_slices, **{"timing": TIMING, **config})
+        self.random = random.Random(seed)
+        self.num_steps = num_steps
+        self.delay_s = delay_s
+        self.now_s = 0.0
+        self.state: JobState = initial_state(self.config, 0.0)
+        self.history: list[Record] = []
+        self.sent: list[Command] = []
+        self.hooks: list[tuple[Callable[[Job], bool], Callable[[], None]]] = []
+        self.worlds: dict[int, World] = {}
+        self.newest_running_generation = 0
+        self.restored: list[tuple[tuple[int, int], ...]] = []
+        self.service_works = True
+        self.hosts = [Host(self, index) for index in range(num_slices)]
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+        for host in self.hosts:
+            self.after((late_s or {}).get(host.index, 0.0), host.start_agent)
+        self.after(TICK_S, self._tick)
+
+    # ---- time ----
+
+    def after(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Do something later."""
+        self._count += 1
+        heapq.heappush(self._heap, (self.now_s + delay_s, self._count, action))
+
+    def jitter_s(self) -> float:
+        """How long a message takes."""
+        return self.random.uniform(*self.delay_s)
+
+    def when(self, condition: Callable[[Job], bool], action: Callable[[], None]) -> None:
+        """Do something once, at the first event after which the condition holds."""
+        self.hooks.append((condition, action))
+
+    def when_step(self, number: int, action: Callable[[], None]) -> None:
+        """Do something when the coordinator knows of this step."""
+        self.when(lambda job: job.state.newest_committed >= number, action)
+
+    def when_phase(self, phase: Phase, action: Callable[[], None], *, generation: int = 0) -> None:
+        """Do something when this phase is reached, in this generation or later."""
+        self.when(lambda job: job.state.phase is phase and job.state.generation >= generation, action)
+
+    def run(self, until_s: float = 120.0) -> Job:
+        """Let time pass until the job has ended and everybody knows, or until the bound."""
+        while self._heap and not (self.is_over and all(host.is_released for host in self.hosts)):
+            moment_s, _, action = heapq.heappop(self._heap)
+            if moment_s > until_s:
+                self.now_s = until_s
+                return self
+            self.now_s = moment_s
+            action()
+        return self
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the coordinator has ended the job."""
+        return self.state.phase in (Phase.COMPLETED, Phase.FAILED)
+
+    def _tick(self) -> None:
+        self.tell(Tick())
+        self.after(TICK_S, self._tick)
+
+    # ---- the coordinator's shell ----
+
+    def tell(self, event: Event) -> None:
+        """Let the machine hear an event, and perform what it commands."""
+        if isinstance(event, AgentLost):
+            self.hosts[event.slice_index].attached = None
+        before = self.state
+        self.state, commands = step(before, event, Clock(mono_s=self.now_s, unix_s=UNIX_S + self.now_s))
+        self.sent.extend(commands)
+        for command in commands:
+            self._perform(command)
+        self._check(before)
+        due = [hook for hook in self.hooks if hook[0](self)]
+        for hook in due:
+            self.hooks.remove(hook)
+            hook[1]()
+
+    def _perform(self, command: Command) -> None:
+        if isinstance(command, Write):
+            self.history.append(command.record)
+            if isinstance(command.record, WorldFormed):
+                self._check_world(command.record)
+        elif isinstance(command, StartService):
+            if self.service_works:
+                ready = ServiceReady(generation=command.generation, address=f"service:{command.generation}")
+                self.after(self.jitter_s(), lambda: self.tell(ready))
+        else:
+            agent = self.hosts[command.slice_index].attached
+            if agent is not None:
+                agent.receive_later(command)
+
+    # ---- what must always hold ----
+
+    def _check(self, before: JobState) -> None:
+        state = self.state
+        assert state.generation >= before.generation
+        assert not (self.is_over and before.phase is state.phase and state.error != before.error)
+        if state.phase is Phase.FAILED and before.phase is not Phase.FAILED and "is lost" in state.error:
+            held = {host_of(host.index): host.summaries() for host in self.hosts if host.is_alive}
+            choice, _ = choose_restore(held, dict(state.restored_steps))
+            assert choice is None, f"given up although step {choice} is whole"
+        if state.phase is Phase.COMPLETED and before.phase is not Phase.COMPLETED:
+            assert state.newest_committed == self.num_steps - 1
+            assert state.finished_step == self.num_steps - 1
+
+    def _check_world(self, world: WorldFormed) -> None:
+        assert len(world.slices) >= self.config.min_slices
+        assert list(world.slices) == sorted(set(world.slices))
+        assert world.generation not in self.worlds
+        for index in world.slices:
+            assert self.state.member(index).attached
+        choice = self.state.choice
+        if choice is None:
+            assert self.state.newest_committed == -1, "silently from scratch"
+            return
+        contents = {
+            self.hosts[holding.host.slice_index].content_of(choice.step, choice.generation)
+            for holding in choice.holdings
+        } - {None}
+        assert len(contents) <= 1, f"two timelines mixed: {contents}"
+        for content in contents:
+            assert content is not None
+            for earlier in self.restored:
+                shared = min(len(earlier), len(content))
+                assert earlier[:shared] == content[:shared], f"{content} was left behind by {earlier}"
+            self.restored.append(content)
+
+    def check_running(self, generation: int) -> None:
+        """A world makes progress: no newer one may have made any."""
+        assert generation >= self.newest_running_generation, (
+            f"generation {generation} makes a step after {self.newest_running_generation} did"
+        )
+        self.newest_running_generation = generation
+
+    def check_captured(self, snapshot: Snapshot) -> None:
+        """A committed state contains every step once."""
+        steps = [number for number, _ in snapshot.content]
+        assert steps == list(range(snapshot.step + 1)), f"step {snapshot.step} is made of {steps}"
+
+    # ---- what tests ask ----
+
+    def records(self, kind: type[Any]) -> list[Any]:
+        """The records of one type."""
+        return [record for record in self.history if isinstance(record, kind)]
+
+    @property
+    def formed(self) -> list[WorldFormed]:
+        """The worlds that train."""
+        return [world for world in self.records(WorldFormed) if world.mode != "rehearsal"]
+
+    @property
+    def phases(self) -> list[str]:
+        """The phases in order."""
+        return [record.phase for record in self.records(PhaseEntered)]
+
+    @property
+    def losses(self) -> list[tuple[int, str]]:
+        """Who was lost and who noticed."""
+        return [(loss.slice_index, loss.detector) for loss in self.records(LossDetected)]
+
+    @property
+    def outcome(self) -> tuple[str, str]:
+        """How the run ended, and the error."""
+        ends: list[RunEnded] = self.records(RunEnded)
+        assert len(ends) == 1, f"{len(ends)} ends; phases {self.phases[-12:]} at {self.now_s:.2f} s"
+        assert self.history[-1] is ends[0]
+        return ends[0].outcome, ends[0].error
+
+    def assert_completed(self) -> None:
+        """The run is complete, every step is in the final state and every digest is right."""
+        assert self.outcome == ("completed", "")
+        for check in self.records(RestoreChecked):
+            assert check.captured_digest == check.restored_digest
+        finished = [host.finished_content for host in self.hosts if host.finished_content is not None]
+        assert finished
+        assert {tuple(number for number, _ in content) for content in finished} == {
+            tuple(range(self.num_steps))
+        }
+
+    # ---- faults ----
+
+    def kill_worker(self, index: int) -> None:
+        """SIGKILL of a worker."""
+        self.hosts[index].kill_worker("killed by SIGKILL")
+
+    def kill_agent(self, index: int, back_s: float | None = None) -> None:
+        """SIGKILL of an agent; its supervisor starts another after `back_s`."""
+        self.hosts[index].kill_agent(back_s)
+
+    def kill_host(self, index: int, back_s: float | None = None) -> None:
+        """Worker, agent and arena at once."""
+        self.hosts[index].kill_host(back_s)
+
+    def cut(self, index: int, for_s: float) -> None:
+        """Nothing passes between a host's agent and the coordinator for a while."""
+        self.hosts[index].cut_off(for_s)
+
+    def detach(self, index: int, agent: object, last_life_s: float) -> None:
+        """The coordinator notices that an agent is gone."""
+        if self.hosts[index].attached is agent:
+            last = UNIX_S + last_life_s
+            self.tell(AgentLost(slice_index=index, detector="agent-stream", last_life_unix_s=last))
+
+    def attach(self, agent: Any, event: AgentAttached) -> None:
+        """An agent connects."""
+        self.hosts[event.slice_index].attached = agent
+        self.tell(event)
+
+
+# ---- the state that is trained: three arrays, replicated over the slices ------------------------------------------
+
+
+@lru_cache
+def layout_for(slices: tuple[int, ...]) -> Layout:
+    """The layout of the state on these slices, one device a host."""
+    mesh = MeshLayout(
+        axis_names=("data",), axis_sizes=(len(slices),), hosts=tuple(HostId(index) for index in slices)
+    )
+    arrays = tuple(ArrayLayout(path=path, shape=(4,), dtype="float32", itemsize=4) for path in PATHS)
+    return Layout(mesh=mesh, arrays=arrays, elastic_axis="data")
+
+
+@lru_cache(maxsize=4096)
+def summary_of(
+    slices: tuple[int, ...], replicas: int, index: int, number: int, generation: int
+) -> SnapshotSummary:
+    """What a host of a world captures of a step."""
+    layout = layout_for(slices)
+    host = host_of(index)
+    holdings = tuple(
+        Holding(host=host, step=number, path=path, box=box, checksum=0, tier="shm")
+        for path, box in captures(layout, replicas)[host]
+    )
+    return SnapshotSummary(step=number, generation=generation, layout=layout, holdings=holdings)

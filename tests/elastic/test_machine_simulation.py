@@ -1,0 +1,122 @@
+"""Random faults at random moments, then healing: safety is asserted at every event, progress within a bound.
+
+A failure prints the seed; `python tests/elastic/test_machine_simulation.py SEED` runs it again and prints what happened.
+"""
+
+import random
+import sys
+
+import pytest
+from elastic.events import Phase
+from elastic.records import PhaseEntered
+from model_job import Job
+
+SEEDS_PER_TEST = 50
+FAULTS_S = 6.0
+BOUND_S = 90.0
+PHASES = (
+    Phase.RUNNING,
+    Phase.SUSPECT,
+    Phase.FENCING,
+    Phase.PLANNING,
+    Phase.RESTORING,
+    Phase.REBUILDING,
+    Phase.REPLAYING,
+    Phase.WAITING,
+)
+
+
+def build_job(seed: int) -> Job:
+    """A job of random size with random faults, all of which heal."""
+    draw = random.Random(seed)
+    num_slices = draw.choice((1, 2, 2, 3, 3, 3, 4, 5))
+    job = Job(
+        num_slices,
+        seed=seed,
+        num_steps=draw.randint(10, 30),
+        delay_s=(0.001, draw.choice((0.005, 0.02, 0.2))),
+        late_s={index: draw.uniform(0.0, 2.0) for index in range(num_slices) if draw.random() < 0.2},
+        min_slices=draw.randint(1, max(1, num_slices - 1)),
+        replicas=draw.choice((1, 2, 2, num_slices)),
+        rehearsals=draw.choice((0, 0, 1, 2)),
+        rejoin_after_steps=draw.choice((0, 0, 3)),
+        max_starts=30,
+    )
+    for _ in range(draw.choice((0, 1, 1, 2, 2, 3, 4, 6))):
+        _plan_fault(job, draw)
+    if draw.random() < 0.2:
+        _plan_spurious_failure(job, draw)
+    return job
+
+
+def _plan_fault(job: Job, draw: random.Random) -> None:
+    host = job.hosts[draw.randrange(len(job.hosts))]
+    back_s = draw.uniform(0.05, 3.0)
+    kind = draw.choice(("kill", "kill", "kill", "agent", "host", "cut", "stick", "preempt", "stage", "all"))
+
+    def strike() -> None:
+        if kind == "kill":
+            host.kill_worker("killed by SIGKILL")
+        elif kind == "agent":
+            host.kill_agent(back_s)
+        elif kind == "host":
+            host.kill_host(back_s)
+        elif kind == "cut":
+            host.cut_off(0.5 + 2 * back_s)
+        elif kind == "stick" and host.worker is not None:
+            host.worker.stuck = True
+        elif kind == "preempt":
+            host.preempt()
+        elif kind == "stage":
+            host.start_fails = 1
+        elif kind == "all":
+            for other in job.hosts:
+                job.after(draw.uniform(0.0, 0.1), lambda other=other: other.kill_worker("killed"))
+
+    if draw.random() < 0.5:
+        job.after(draw.uniform(0.5, FAULTS_S), strike)
+    else:
+        phase, generation, delay_s = draw.choice(PHASES), draw.randint(1, 6), draw.uniform(0.0, 0.1)
+        job.when_phase(phase, lambda: job.after(delay_s, strike), generation=generation)
+
+
+def _plan_spurious_failure(job: Job, draw: random.Random) -> None:
+    host = job.hosts[draw.randrange(len(job.hosts))]
+    job.after(draw.uniform(1.0, FAULTS_S), host.fail_step)
+
+
+def check(seed: int) -> str:
+    """Run a seed; raises with the seed in the message when a promise is broken."""
+    job = build_job(seed)
+    try:
+        job.run(until_s=BOUND_S)
+        outcome, error = job.outcome
+        if outcome == "completed":
+            job.assert_completed()
+        else:
+            assert "is lost" in error, error
+    except Exception as failed:
+        raise AssertionError(f"seed {seed} at {job.now_s:.3f} s: {failed}") from failed
+    return outcome
+
+
+@pytest.mark.parametrize("first", range(0, 300, SEEDS_PER_TEST))
+def test_machine_keeps_every_promise_under_random_faults(first: int) -> None:
+    outcomes = [check(seed) for seed in range(first, first + SEEDS_PER_TEST)]
+    assert outcomes.count("completed") > 0.7 * SEEDS_PER_TEST
+
+
+def test_machine_simulation_repeats_exactly_from_its_seed() -> None:
+    first, second = build_job(7).run(), build_job(7).run()
+    assert first.history == second.history
+    assert first.sent == second.sent
+
+
+if __name__ == "__main__":
+    again = build_job(int(sys.argv[1]))
+    try:
+        again.run(until_s=BOUND_S)
+    finally:
+        for record in again.history:
+            is_phase = isinstance(record, PhaseEntered)
+            print(f"{record.unix_s % 1000:8.3f}", "\n  " * is_phase, record)
