@@ -23,7 +23,9 @@ EXAMPLE = "kill:slice=1@step=60"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One fault: `kind` happens to `slices` at once while `step` runs, or as soon as a recovery enters `phase`."""
+    """One fault: `kind` happens to `slices` at once while `step` runs, or as soon as a recovery enters
+    `phase`.
+    """
 
     kind: str
     slices: tuple[int, ...]
@@ -46,7 +48,9 @@ class Fault:
 
 
 def parse_fault(text: str, num_slices: int) -> Fault:
-    """The fault that `text` describes. Raises UsageError for another form, an unknown kind, a slice that is not there."""
+    """The fault that `text` describes. Raises UsageError for another form, an unknown kind, a slice that is
+    not there.
+    """
     match = _FORM.fullmatch(text)
     if match is None:
         raise UsageError(f"{text!r} is no fault", remedy=f"Write it like {EXAMPLE}.")

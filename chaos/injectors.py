@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from chaos.faults import Fault, parse_faults
 from elastic.records import FaultInjected, PhaseEntered, Record, StepCommitted, WorldFormed
@@ -37,13 +37,27 @@ class Targets(Protocol):
         ...
 
 
+@runtime_checkable
+class SimulatedTargets(Protocol):
+    """A job without processes to aim at: it makes faults happen to its virtual slices itself."""
+
+    def simulate(self, kind: str, slices: tuple[int, ...]) -> None:
+        """Let a fault happen to these slices at once."""
+        ...
+
+    def note(self, fault: FaultInjected) -> None:
+        """Have a fault written into the history."""
+        ...
+
+
 class ArmedFaults:
     """Faults waiting for their moment: fed with the run's history, each fires once.
 
-    A fault at a step fires at a random moment (of the seed) while that step runs; one at a phase when the recovery enters it.
+    A fault at a step fires at a random moment (of the seed) while that step runs; one at a phase when the
+    recovery enters it.
     """
 
-    def __init__(self, faults: Sequence[Fault], targets: Targets, seed: int) -> None:
+    def __init__(self, faults: Sequence[Fault], targets: Targets | SimulatedTargets, seed: int) -> None:
         self._waiting = list(faults)
         self._targets = targets
         self._random = random.Random(seed)
@@ -72,8 +86,11 @@ class ArmedFaults:
 
     def _inject(self, fault: Fault) -> None:
         unix_s = time.time()
-        for index in fault.slices:
-            _ACTIONS[fault.kind](self._targets, index)
+        if isinstance(self._targets, SimulatedTargets):
+            self._targets.simulate(fault.kind, fault.slices)
+        else:
+            for index in fault.slices:
+                _ACTIONS[fault.kind](self._targets, index)
         for index in fault.slices:
             self._targets.note(
                 FaultInjected(unix_s=unix_s, fault=fault.kind, slice_index=index, detail=str(fault))
@@ -108,7 +125,7 @@ class Injector:
         """The faults of a command line. Raises UsageError."""
         return parse_faults(texts, num_slices)
 
-    def arm(self, faults: Sequence[Fault], targets: Targets, seed: int) -> ArmedFaults:
+    def arm(self, faults: Sequence[Fault], targets: Targets | SimulatedTargets, seed: int) -> ArmedFaults:
         """Faults that wait for their moment."""
         return ArmedFaults(faults, targets, seed)
 

@@ -42,10 +42,11 @@ __all__ = [
 
 
 def session(*, seed: int | None = None) -> Session:
-    """The session of this training process: from the launcher's environment, or local (one process, virtual slices) without one.
+    """The session of this training process: from the launcher's environment, or local (one process, virtual
+    slices) without one.
 
-    `seed` fixes the sample order of a local session; under a launcher the job's seed counts. Raises UsageError when the
-    environment names a job that cannot be read.
+    `seed` fixes the sample order of a local session; under a launcher the job's seed counts. Raises
+    UsageError when the environment names a job that cannot be read.
     """
     from elastic.connect import open_session
 

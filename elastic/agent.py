@@ -1,7 +1,9 @@
-"""The agent: the sidecar of one slice's host. It owns the arena, starts and watches the worker, serves and fetches shards.
+"""The agent: the sidecar of one slice's host. It owns the arena, starts and watches the worker, serves and
+fetches shards.
 
-One thread decides; readers of the worker's socket, the coordinator's stream and the worker's pidfd only put things in its queue.
-Run as `python -m elastic.agent DIR SLICE`. A new agent re-adopts the arena and the worker that an earlier one left behind.
+One thread decides; readers of the worker's socket, the coordinator's stream and the worker's pidfd only put
+things in its queue. Run as `python -m elastic.agent DIR SLICE`. A new agent re-adopts the arena and the
+worker that an earlier one left behind.
 """
 
 from __future__ import annotations
@@ -233,7 +235,9 @@ class Agent:
                 )
             )
         elif not told_failure:
-            where = "before its session began" if state is WorkerState.STARTING else "in the middle of the job"
+            where = (
+                "before its session began" if state is WorkerState.STARTING else "in the middle of the job"
+            )
             log = self._spec.directory / "logs" / f"worker-{self._slice}.log"
             self._send(
                 WorkerFailed(slice_index=self._slice, error=f"{exit_} {where}; its output is in {log}")
@@ -388,9 +392,7 @@ class Agent:
         self._worker_state = WorkerState.STARTING
         self._heard_s = time.monotonic()
         (self._arena.directory / PID_FILE).write_bytes(
-            msgspec.json.encode(
-                {"pid": self._worker.pid, "start_time": _start_time(self._worker.pid)}
-            )
+            msgspec.json.encode({"pid": self._worker.pid, "start_time": _start_time(self._worker.pid)})
         )
 
     def _end_quietly(self, why: str) -> None:
@@ -411,7 +413,9 @@ class Agent:
 
 
 def _start_time(pid: int) -> int:
-    """When a process started, in clock ticks since boot; -1 if there is none. With the pid it names one process for good."""
+    """When a process started, in clock ticks since boot; -1 if there is none. With the pid it names one
+    process for good.
+    """
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, IndexError):

@@ -1,7 +1,8 @@
 """The worker's end of the unix socket to its agent: the `Link` of a session in a process of its own.
 
-A reader thread takes commands in while the main thread may be stuck in a collective; a fence makes it call `unblock` until the main
-thread is out. When the agent dies the link tries to reach the next one; without any for `lease_s` the worker ends itself.
+A reader thread takes commands in while the main thread may be stuck in a collective; a fence makes it call
+`unblock` until the main thread is out. When the agent dies the link tries to reach the next one; without any
+for `lease_s` the worker ends itself.
 """
 
 from __future__ import annotations
@@ -12,8 +13,18 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from elastic.events import Fence, LeftWorld, PreemptionNotice, StepFailed, StopAfter, WorkerFailed, WorldSpec, host_of
+from elastic.events import (
+    Fence,
+    LeftWorld,
+    PreemptionNotice,
+    StepFailed,
+    StopAfter,
+    WorkerFailed,
+    WorldSpec,
+    host_of,
+)
 from elastic.job import JobSpec
+from elastic.ports import JobOver
 from elastic.protocol import (
     WORKER_CODEC,
     EnterWorld,
@@ -27,7 +38,6 @@ from elastic.protocol import (
     WorkerCommitted,
     WorldRebuilt,
 )
-from elastic.ports import JobOver
 from elastic.wire import FramedSocket, WireError
 from elastic.worker_process import LEASE_EXIT_STATUS
 from reshard.errors import ElasticError, InsufficientMemoryError, RetryLaterError
@@ -40,7 +50,9 @@ RECONNECT_EVERY_S = 0.05
 
 
 class AgentLink:
-    """See `elastic.ports.Link`. `unblock` gets a main thread out of a broken collective; it is called from a thread."""
+    """See `elastic.ports.Link`. `unblock` gets a main thread out of a broken collective; it is called from
+    a thread.
+    """
 
     def __init__(self, spec: JobSpec, slice_index: int, unblock: Callable[[], None]) -> None:
         self._spec = spec
@@ -85,7 +97,9 @@ class AgentLink:
         return stop.step if stop is not None and stop.generation == generation else None
 
     def wait_fenced(self, generation: int, timeout_s: float | None) -> bool:
-        """Block until the world of `generation` is given up (True), or the time is over or the job complete (False)."""
+        """Block until the world of `generation` is given up (True), or the time is over or the job complete
+        (False).
+        """
         with self._changed:
             self._changed.wait_for(
                 lambda: generation < self._fenced_below or self._end is not None, timeout_s
@@ -105,7 +119,7 @@ class AgentLink:
 
     def reserve(self, host: HostId, slot_bytes: int, journal_record_bytes: int, journal_records: int) -> None:
         """Make room in the arena. Raises InsufficientMemoryError."""
-        self._reserved = None
+        self._clear_answer()
         self._tell(
             Reserve(
                 slot_bytes=slot_bytes,
@@ -172,6 +186,9 @@ class AgentLink:
         self._tell(Unwound(generation=newest))
 
     # ---- threads ----
+
+    def _clear_answer(self) -> None:
+        self._reserved = None
 
     def _tell(self, message: object) -> None:
         connection = self._connection

@@ -27,9 +27,7 @@ class StreamLost:
 class CoordinatorStream:
     """Sends events and hands commands to `on_item`; after a break `on_item` gets a StreamLost."""
 
-    def __init__(
-        self, spec: JobSpec, token: str, slice_index: int, on_item: Callable[[Any], None]
-    ) -> None:
+    def __init__(self, spec: JobSpec, token: str, slice_index: int, on_item: Callable[[Any], None]) -> None:
         self._spec = spec
         self._metadata = (("authorization", f"Bearer {token}"),)
         self._slice = slice_index
@@ -40,14 +38,17 @@ class CoordinatorStream:
         self.job_ended = False
 
     def attach(self, generation: int, first: Any) -> None:
-        """Connect (trying for `lease_s`) and say who we are. Raises RetryLaterError when there is no coordinator."""
+        """Connect (trying for `lease_s`) and say who we are. Raises RetryLaterError when there is no
+        coordinator.
+        """
         self.close()
-        self._outbox = outbox = queue.SimpleQueue()
+        outbox: queue.SimpleQueue[pb.Envelope | None] = queue.SimpleQueue()
+        self._outbox = outbox
         self.send(generation, first)
         self._channel = grpc.insecure_channel(
             self._address(), options=(("grpc.max_receive_message_length", -1),)
         )
-        replies = ControlStub(self._channel).Attach(  # type: ignore[no-untyped-call]
+        replies = ControlStub(self._channel).Attach(
             _drain(outbox), metadata=self._metadata, wait_for_ready=True
         )
         self.is_attached = True
@@ -56,9 +57,7 @@ class CoordinatorStream:
     def send(self, generation: int, event: Any) -> None:
         """Send one event; it is dropped if the stream is broken (what matters is told again when attaching)."""
         name, body = CONTROL_CODEC.encode(event)
-        envelope = pb.Envelope(
-            generation=generation, slice_index=self._slice, kind=name, body=body
-        )
+        envelope = pb.Envelope(generation=generation, slice_index=self._slice, kind=name, body=body)
         self._outbox.put(envelope)
 
     def close(self) -> None:

@@ -1,4 +1,6 @@
-"""What an agent does with its arena: report and verify snapshots, fetch from peers, compute digests, read the journal."""
+"""What an agent does with its arena: report and verify snapshots, fetch from peers, compute digests, read
+the journal.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class ArenaTasks:
         self._staged_bytes = 0
 
     def verified_snapshots(self) -> tuple[tuple[SnapshotSummary, ...], tuple[str, ...]]:
-        """The complete snapshots, with only those shards whose bytes match their checksum; and what was refused."""
+        """The complete snapshots, with only those shards whose bytes match their checksum; and what was
+        refused.
+        """
         verified = self._arena.verified_holdings()
         good: dict[int, set[tuple[str, Box, int]]] = defaultdict(set)
         for holding in verified.holdings:
@@ -59,7 +63,9 @@ class ArenaTasks:
         return tuple(summaries), tuple(f"{r.name}: {r.reason}" for r in verified.rejected)
 
     def summary_of(self, step: int, generation: int) -> SnapshotSummary | None:
-        """The snapshot of one step and generation as it says it is (its bytes are verified when they are used)."""
+        """The snapshot of one step and generation as it says it is (its bytes are verified when they are
+        used).
+        """
         for manifest in self._arena.manifests().complete:
             if (manifest.step, manifest.generation) == (step, generation):
                 return SnapshotSummary(
@@ -72,7 +78,9 @@ class ArenaTasks:
         return None
 
     def committed_record(self, message: WorkerCommitted) -> StepCommitted | None:
-        """The record of a committed step, with the samples as this host's journal has them; None without an entry."""
+        """The record of a committed step, with the samples as this host's journal has them; None without an
+        entry.
+        """
         if self._journal is None:
             self._journal = self._arena.journal_reader()
         for entry in reversed(self._journal.since(message.step - 1)):

@@ -1,8 +1,8 @@
 """Commit at recovery: which snapshot the survivors go back to, and what has to move for it.
 
-Nobody waits for a global commit while training. At recovery the newest step is taken for which the survivors'
-verified shards cover every box of every array. Shards of one step are only put together when they were captured in
-the same generation, and only when no later world went back behind that step: two timelines are never mixed.
+Nobody waits for a global commit while training. At recovery the newest step is taken for which the
+survivors' verified shards cover every box of every array. Shards of one step are only put together when they
+were captured in the same generation, and only when no later world went back behind it: timelines never mix.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WHOLE_AXIS = "whole"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The snapshot to restore: its step and generation, its layout, who holds what of it, the data position."""
+    """The snapshot to restore: step, generation, layout, who holds what of it, and the data position."""
 
     step: int
     generation: int
@@ -38,7 +38,7 @@ def choose_restore(
 ) -> tuple[Choice | None, str]:
     """Return the newest snapshot that is covered and on the timeline, and a sentence on how it was chosen.
 
-    `restored_steps` maps the generation of each world formed so far to the step it was restored from.
+    `restored_steps` maps the generation of each world that was entered to the step it was restored from.
     """
     groups: dict[tuple[int, int], list[SnapshotSummary]] = defaultdict(list)
     for host in sorted(snapshots):

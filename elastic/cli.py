@@ -1,4 +1,6 @@
-"""The command line, `elastic …`. Exit status: 0 done, 1 the run failed, 2 bad usage or input, 3 an invariant was broken."""
+"""The command line, `elastic …`. Exit status: 0 done, 1 the run failed, 2 bad usage or input, 3 an
+invariant was broken.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ def cli(context: click.Context, debug: bool) -> None:
     context.obj = debug
 
 
-class NeverOrSteps(click.ParamType):
+class NeverOrSteps(click.ParamType[int | None]):
     """A number of steps, or `never`."""
 
     name = "steps|never"
@@ -43,9 +45,18 @@ class NeverOrSteps(click.ParamType):
 def job_options(function: F) -> F:
     """The options that `demo` and `launch` share."""
     for option in (
-        click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=None, help="Directory of the run."),
-        click.option("--seed", type=int, default=0, show_default=True, help="Fixes sample order and fault moments."),
-        click.option("--min-slices", type=int, default=1, show_default=True, help="Wait below this number of slices."),
+        click.option(
+            "--out",
+            type=click.Path(path_type=Path, file_okay=False),
+            default=None,
+            help="Directory of the run.",
+        ),
+        click.option(
+            "--seed", type=int, default=0, show_default=True, help="Fixes sample order and fault moments."
+        ),
+        click.option(
+            "--min-slices", type=int, default=1, show_default=True, help="Wait below this number of slices."
+        ),
         click.option(
             "--rejoin-after-steps",
             type=NeverOrSteps(),
@@ -54,16 +65,43 @@ def job_options(function: F) -> F:
             help="Start a lost slice again after so many steps, or 'never'.",
         ),
         click.option("--devices-per-host", type=click.IntRange(min=1), default=2, show_default=True),
-        click.option("--replicas", type=int, default=None, help="Slices that hold each shard.  [default: all]"),
-        click.option("--rehearsals", type=click.IntRange(min=0), default=1, show_default=True,
-                     help="Smaller worlds whose programs are compiled before the start."),
-        click.option("--wait-s", type=click.FloatRange(min=0), default=60.0, show_default=True,
-                     help="How long to wait below --min-slices."),
-        click.option("--shm-dir", type=click.Path(path_type=Path), default=Path("/dev/shm"), show_default=True,
-                     help="Where snapshots live (a tmpfs)."),
-        click.option("--fault", "faults", multiple=True, metavar="KIND:slice=N@step=S",
-                     help="Inject a fault; several may be given."),
-        click.option("--adapter", type=click.Choice(["multicontroller", "local"]), default="multicontroller", show_default=True),
+        click.option(
+            "--replicas", type=int, default=None, help="Slices that hold each shard.  [default: all]"
+        ),
+        click.option(
+            "--rehearsals",
+            type=click.IntRange(min=0),
+            default=1,
+            show_default=True,
+            help="Smaller worlds whose programs are compiled before the start.",
+        ),
+        click.option(
+            "--wait-s",
+            type=click.FloatRange(min=0),
+            default=60.0,
+            show_default=True,
+            help="How long to wait below --min-slices.",
+        ),
+        click.option(
+            "--shm-dir",
+            type=click.Path(path_type=Path),
+            default=Path("/dev/shm"),
+            show_default=True,
+            help="Where snapshots live (a tmpfs).",
+        ),
+        click.option(
+            "--fault",
+            "faults",
+            multiple=True,
+            metavar="KIND:slice=N@step=S",
+            help="Inject a fault; several may be given.",
+        ),
+        click.option(
+            "--adapter",
+            type=click.Choice(["multicontroller", "local"]),
+            default="multicontroller",
+            show_default=True,
+        ),
         click.option("--slices", type=int, default=3, show_default=True, help="Slices at the start."),
     ):
         function = option(function)
@@ -72,12 +110,22 @@ def job_options(function: F) -> F:
 
 @cli.command()
 @job_options
-@click.option("--steps", type=click.IntRange(min=1), default=200, show_default=True, help="Optimizer steps in all.")
-@click.option("--data", type=click.Path(path_type=Path), default=None, help="Text to train on.  [default: Python's own library]")
-def demo(steps: int, data: Path | None, faults: tuple[str, ...], slices: int, out: Path | None, **options: Any) -> int:
+@click.option(
+    "--steps", type=click.IntRange(min=1), default=200, show_default=True, help="Optimizer steps in all."
+)
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="Text to train on.  [default: Python's own library]",
+)
+def demo(
+    steps: int, data: Path | None, faults: tuple[str, ...], slices: int, out: Path | None, **options: Any
+) -> int:
     """Train a small transformer on several slices, lose one in the middle, go on, get it back, and report.
 
-    Without --fault one slice is killed; --fault none is an undisturbed run. Kinds: kill, stop, term, agent, host.
+    Without --fault one slice is killed; --fault none is an undisturbed run. Kinds: kill, stop, term, agent,
+    host.
     """
     from elastic.demo.text import TextWindows
 
@@ -85,17 +133,29 @@ def demo(steps: int, data: Path | None, faults: tuple[str, ...], slices: int, ou
     if not faults:
         faults = (f"kill:slice={min(1, slices - 1)}@step={min(60, steps // 3)}",)
     model_axis = 2 if options["devices_per_host"] % 2 == 0 else 1
-    command = [sys.executable, "-m", "elastic.demo.train", "--steps", str(steps), "--model-axis", str(model_axis)]
+    command = [
+        sys.executable,
+        "-m",
+        "elastic.demo.train",
+        "--steps",
+        str(steps),
+        "--model-axis",
+        str(model_axis),
+    ]
     if data is not None:
         command += ["--data", str(data.absolute())]
-    return _run(tuple(command), faults=faults, slices=slices, target_steps=steps, out=out or DEFAULT_RUN, **options)
+    return _run(
+        tuple(command), faults=faults, slices=slices, target_steps=steps, out=out or DEFAULT_RUN, **options
+    )
 
 
 @cli.command(context_settings={"ignore_unknown_options": True})
 @job_options
 @click.argument("script", nargs=-1, type=click.UNPROCESSED, required=True)
 def launch(script: tuple[str, ...], out: Path | None, **options: Any) -> int:
-    """Run your own training SCRIPT (a .py file, or -m MODULE, with its arguments) under the engine on this machine."""
+    """Run your own training SCRIPT (a .py file, or -m MODULE, with its arguments) under the engine on this
+    machine.
+    """
     if script[0] != "-m" and not Path(script[0]).is_file():
         raise UsageError(f"there is no script {script[0]}")
     return _run((sys.executable, *script), target_steps=None, out=out or Path("runs/launch"), **options)
@@ -146,10 +206,14 @@ def _run(
 
 @cli.command()
 @click.argument("directory", type=click.Path(path_type=Path), default=DEFAULT_RUN)
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), default=None, help="Write the page here too.")
+@click.option(
+    "--html", type=click.Path(path_type=Path, dir_okay=False), default=None, help="Write the page here too."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def report(directory: Path, html: Path | None, as_json: bool) -> int:
     """Show the recovery report of the run in DIRECTORY, from its history."""
+    import msgspec
+
     from elastic.report import build_report
     from elastic.report_html import write_html
     from elastic.report_terminal import print_report
@@ -205,7 +269,9 @@ def status(directory: Path, as_json: bool) -> int:
         f"newest step {found['newest_committed']}, world {found['world']}"
     )
     for member in found["members"]:
-        click.echo(f"  slice {member['slice']}: worker {member['worker']} (pid {member['pid'] or '-'}), started {member['starts']} times")
+        click.echo(
+            f"  slice {member['slice']}: worker {member['worker']} (pid {member['pid'] or '-'}), started {member['starts']} times"
+        )
     return 0
 
 

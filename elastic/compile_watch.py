@@ -1,4 +1,6 @@
-"""How long this process traces, lowers and compiles, and how often its persistent compile cache hits: JAX's own events, counted."""
+"""How long this process traces, lowers and compiles, and how often its persistent compile cache hits: JAX's
+own events, counted.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class Compiled:
 
 
 class CompileWatch:
-    """Sums up JAX's compile events; one for the process, since JAX's listeners cannot be taken away one by one."""
+    """Sums up JAX's compile events; one for the process, since JAX's listeners cannot be taken away one by
+    one.
+    """
 
     _shared: CompileWatch | None = None
 
@@ -57,9 +61,9 @@ class CompileWatch:
         self.reset()
         return compiled
 
-    def _on_duration(self, event: str, duration_s: float, **_: object) -> None:
+    def _on_duration(self, event: str, duration_secs: float, **_: object) -> None:
         if event in _DURATIONS:
-            self._compile_s += duration_s
+            self._compile_s += duration_secs
 
     def _on_event(self, event: str, **_: object) -> None:
         self._hits += event == _HIT

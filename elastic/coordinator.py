@@ -1,7 +1,9 @@
-"""The coordinator: the shell around the recovery state machine. It hears the agents, performs the commands, writes the history.
+"""The coordinator: the shell around the recovery state machine. It hears the agents, performs the commands,
+writes the history.
 
-One thread turns events into steps of the machine; gRPC threads only put events in its queue and take commands out of the agents' queues.
-Run as `python -m elastic.coordinator DIR`; it prints nothing but errors and writes its address to `DIR/coordinator.json`.
+One thread turns events into steps of the machine; gRPC threads only put events in its queue and take commands
+out of the agents' queues. Run as `python -m elastic.coordinator DIR`; it prints nothing but errors and writes
+its address to `DIR/coordinator.json`.
 """
 
 from __future__ import annotations
@@ -143,9 +145,7 @@ class Coordinator:
 
     def refuse(self, sender: str, reason: str) -> None:
         """Write down that a call was refused."""
-        record = MessageRefused(
-            unix_s=time.time(), generation=self.generation, sender=sender, reason=reason
-        )
+        record = MessageRefused(unix_s=time.time(), generation=self.generation, sender=sender, reason=reason)
         self._history.write(record)
 
     def stop(self, reason: str) -> None:
@@ -199,11 +199,10 @@ class Coordinator:
             self._history.write(event)
         elif isinstance(event, StepCommitted):
             if event.generation == self._world_generation:
-                # Also while that world is being left: what it committed may be what the next one goes on from.
+                # Also while that world is being left: what it committed may be what the next one goes on
+                # from.
                 self._history.write(event)
-            self._step(
-                Committed(slice_index=sender, generation=event.generation, step=event.step)
-            )
+            self._step(Committed(slice_index=sender, generation=event.generation, step=event.step))
         elif getattr(event, "slice_index", sender) != sender and sender >= 0:
             self.refuse(f"slice {sender}", f"{type(event).__name__} in the name of another slice")
         else:
@@ -285,9 +284,7 @@ class ControlService(ControlServicer):
         self._coordinator = coordinator
         self._expected = f"Bearer {token}".encode()
 
-    def Attach(  # noqa: N802
-        self, requests: Iterator[pb.Envelope], context: grpc.ServicerContext
-    ) -> Iterator[pb.Envelope]:
+    def Attach(self, requests: Iterator[pb.Envelope], context: grpc.ServicerContext) -> Iterator[pb.Envelope]:
         """An agent's stream."""
         self._admit(context)
         first = next(requests)
@@ -295,9 +292,7 @@ class ControlService(ControlServicer):
             outbox = self._coordinator.attach(first)
         except WireError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        reader = threading.Thread(
-            target=self._read, args=(first.slice_index, outbox, requests), daemon=True
-        )
+        reader = threading.Thread(target=self._read, args=(first.slice_index, outbox, requests), daemon=True)
         reader.start()
         while (envelope := outbox.get()) is not _CLOSED:
             yield envelope
@@ -314,7 +309,7 @@ class ControlService(ControlServicer):
         finally:
             self._coordinator.detach(slice_index, outbox)
 
-    def Note(self, request: pb.Envelope, context: grpc.ServicerContext) -> pb.Ack:  # noqa: N802
+    def Note(self, request: pb.Envelope, context: grpc.ServicerContext) -> pb.Ack:
         """A record from outside the job."""
         self._admit(context)
         try:
@@ -323,13 +318,13 @@ class ControlService(ControlServicer):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         return pb.Ack()
 
-    def Stop(self, request: pb.StopRequest, context: grpc.ServicerContext) -> pb.Ack:  # noqa: N802
+    def Stop(self, request: pb.StopRequest, context: grpc.ServicerContext) -> pb.Ack:
         """End the job."""
         self._admit(context)
         self._coordinator.stop(request.reason)
         return pb.Ack()
 
-    def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:  # noqa: N802
+    def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:
         """The job now."""
         self._admit(context)
         return pb.StatusReply(status=self._coordinator.status())
@@ -347,16 +342,14 @@ def serve(directory: Path) -> int:
     spec, token = load_job(directory), load_token(directory)
     coordinator = Coordinator(spec, token)
     server = grpc.server(futures.ThreadPoolExecutor(2 * spec.config.num_slices + 6))
-    add_ControlServicer_to_server(ControlService(coordinator, token), server)  # type: ignore[no-untyped-call]
+    add_ControlServicer_to_server(ControlService(coordinator, token), server)
     port = server.add_insecure_port(f"{spec.bind_host}:0")
     server.start()
     watch_leash(lambda: os._exit(1))
     signal.signal(signal.SIGTERM, lambda *_: coordinator.stop("the coordinator was told to end"))
     address_file = directory / COORDINATOR_FILE
     unfinished = address_file.with_suffix(".part")
-    unfinished.write_bytes(
-        msgspec.json.encode({"address": f"{spec.bind_host}:{port}", "pid": os.getpid()})
-    )
+    unfinished.write_bytes(msgspec.json.encode({"address": f"{spec.bind_host}:{port}", "pid": os.getpid()}))
     unfinished.replace(address_file)
     try:
         return coordinator.run()

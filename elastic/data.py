@@ -1,8 +1,10 @@
-"""Batches of a world: the same global batch and sample order whatever is alive, journalled before they are used."""
+"""Batches of a world: the same global batch and sample order whatever is alive, journalled before they are
+used.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -10,13 +12,17 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from reshard.batches import split_batch
-from reshard.errors import UsageError
+from reshard.errors import InvariantBrokenError, UsageError
+from snapshot.arena import Arena
+from snapshot.journal import JournalRecord
 
 Rows = dict[str, np.ndarray[Any, Any]]
 
 
 class Dataset(Protocol):
-    """A map-style data set: `len(dataset)` samples, each a dict of arrays. `rows(ids)`, if there, reads many at once."""
+    """A map-style data set: `len(dataset)` samples, each a dict of arrays. `rows(ids)`, if there, reads
+    many at once.
+    """
 
     def __len__(self) -> int:
         """The number of samples."""
@@ -42,8 +48,9 @@ def read_rows(dataset: Dataset, ids: Sequence[int] | np.ndarray[Any, Any]) -> Ro
 class BatchMaker:
     """Makes global batches on a mesh: rows split over `batch_axis`, whole on the other axes.
 
-    Every process reads only the rows of its own devices. When the global batch does not divide, rows are padded (with real samples) and
-    `weight_key` holds 1 for a real row and 0 for padding; a loss must be the weighted mean.
+    Every process reads only the rows of its own devices. When the global batch does not divide, rows are
+    padded (with real samples) and `weight_key` holds 1 for a real row and 0 for padding; a loss must be the
+    weighted mean.
     """
 
     def __init__(
@@ -84,8 +91,43 @@ class BatchMaker:
 
     def _global(self, name: str, parts: dict[tuple[int, int], Rows]) -> jax.Array:
         shards = [
-            jax.device_put(parts[part.start, part.stop][name], device)
-            for device, part in self._local.items()
+            jax.device_put(parts[part.start, part.stop][name], device) for device, part in self._local.items()
         ]
         shape = (self._num_rows, *shards[0].shape[1:])
         return jax.make_array_from_single_device_arrays(shape, self._sharding, shards)
+
+
+class StepJournal:
+    """Writes which samples a step uses into the journal of every host here, before the step is dispatched.
+
+    A step that was journalled before (it is run again after a recovery) must use the same samples.
+    """
+
+    def __init__(
+        self, arenas: Iterable[Arena], generation: int, restored_step: int, *, is_kept: bool
+    ) -> None:
+        self._arenas = tuple(arenas) if is_kept else ()
+        self._generation = generation
+        self._known: dict[int, list[int]] = {}
+        self.step = -1
+        self.position = 0
+        """The place in the sample stream after the step in hand."""
+        for arena in self._arenas:
+            reader = arena.journal_reader()
+            for record in reader.since(restored_step):
+                self._known[record.step] = [int(sample) for sample in record.sample_ids]
+            reader.close()
+
+    def write(self, step: int, ids: np.ndarray[Any, Any], position: int) -> None:
+        """Journal a step. Raises InvariantBrokenError when it used other samples before."""
+        samples = ids.tolist()
+        if self._known.get(step, samples) != samples:
+            raise InvariantBrokenError(
+                f"step {step} used other samples before",
+                remedy="The data set, its order or the seed has changed since; restore them.",
+                step=step,
+            )
+        record = JournalRecord(step=step, generation=self._generation, position=position, sample_ids=samples)
+        for arena in self._arenas:
+            arena.journal().append(record)
+        self.step, self.position = step, position

@@ -1,6 +1,7 @@
 """What the recovery state machine hears and says: frozen events, commands and the values they carry.
 
-Everything here crosses a process boundary as msgspec-encoded data, so nothing holds a reference, a clock or a handle.
+Everything here crosses a process boundary as msgspec-encoded data, so nothing holds a reference, a clock or a
+handle.
 A slice is a fault domain; in this version it has one host, so a slice index names both.
 """
 
@@ -57,8 +58,8 @@ class SnapshotSummary:
 class WorldSpec:
     """What a worker needs to form its next world.
 
-    `slices` are in rank order, `rank` is this worker's place among them. `restore_step` None means a fresh state.
-    `restore_generation` is the generation that captured it: a host may hold another state under the same step.
+    `slices` are in rank order, `rank` is this worker's place among them. `restore_step` None means a fresh
+    state. `restore_generation` is the generation that captured it: a host may hold another of that step.
     `newest_committed` is the newest step any worker committed before this world (-1: none).
     """
 
@@ -80,7 +81,10 @@ class WorldSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentAttached:
-    """An agent has (again) connected; `worker` is what it found running and `generation` the newest it knows."""
+    """An agent has (again) connected; `worker` is what it found running, `generation` the newest it knows.
+
+    It then tells again what its worker said last in this world: Rebuilt, StepFailed, LeftWorld, Finished.
+    """
 
     slice_index: int
     worker: WorkerState
@@ -164,7 +168,10 @@ class Staged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebuilt:
-    """A worker has formed its world and has its state on its devices (captured again as `snapshot`, None if fresh)."""
+    """A worker has formed its world and has its state on its devices.
+
+    It has captured it again as `snapshot` (None if the state is fresh).
+    """
 
     slice_index: int
     generation: int
@@ -258,7 +265,7 @@ Event = AgentEvent | AgentLost | ServiceReady | StopRequested | Tick
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartWorker:
-    """Start the slice's worker process, once an older one is gone; nothing where one is starting or waiting."""
+    """Start the slice's worker process; an older one is ended first."""
 
     slice_index: int
 
@@ -320,7 +327,7 @@ class Assign:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeDigest:
-    """Compute the digest of the whole state at `step`, captured in generation `of_generation`, out of these pieces."""
+    """Compute the digest of the whole state at `step`, captured in `of_generation`, out of these pieces."""
 
     slice_index: int
     generation: int
@@ -365,7 +372,9 @@ class Write:
     record: Record
 
 
-AgentCommand = StartWorker | EndWorker | Fence | StopAfter | Stage | Assign | ComputeDigest | ResetHost | Shutdown
+AgentCommand = (
+    StartWorker | EndWorker | Fence | StopAfter | Stage | Assign | ComputeDigest | ResetHost | Shutdown
+)
 Command = AgentCommand | StartService | Write
 
 HOSTS_PER_SLICE = 1

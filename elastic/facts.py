@@ -48,7 +48,7 @@ _OF_THIS_GENERATION = (
 
 
 def is_stale(turn: Turn, event: Event) -> bool:
-    """Whether the event comes from an older generation and must be refused (written down, unless harmless)."""
+    """Whether the event comes from another generation and must be refused; refused steps are written down."""
     if not isinstance(event, _OF_THIS_GENERATION) or event.generation == turn.state.generation:
         return False
     if isinstance(event, Committed | Finished):

@@ -9,7 +9,9 @@ from elastic.records import Record, encode_record
 
 
 class HistoryWriter:
-    """Appends records to `events.jsonl`; a record is one write, so that a reader never sees half of one in the middle."""
+    """Appends records to `events.jsonl`; a record is one write, so that a reader never sees half of one in
+    the middle.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

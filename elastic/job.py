@@ -1,4 +1,6 @@
-"""A job's description, as its processes find it: `DIR/job.json`, `DIR/token` (0600), and the environment of the workers."""
+"""A job's description, as its processes find it: `DIR/job.json`, `DIR/token` (0600), and the environment of
+the workers.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ class JobSpec:
             raise UsageError(f"capture_every must be at least 1, not {self.capture_every}")
 
     def socket_path(self, slice_index: int) -> Path:
-        """The unix socket between a slice's agent and its worker: in its arena, where the path is short enough."""
+        """The unix socket between a slice's agent and its worker: in its arena, where the path is short
+        enough.
+        """
         return self.shm_root / f"elastic-{self.job_id}" / f"s{slice_index}.sock"
 
 
@@ -76,9 +80,7 @@ def save_job(spec: JobSpec) -> str:
     spec.directory.mkdir(parents=True, exist_ok=True)
     body = msgspec.json.format(msgspec.json.encode(spec, enc_hook=_encode_path), indent=2)
     (spec.directory / JOB_FILE).write_bytes(body)
-    descriptor = os.open(
-        spec.directory / TOKEN_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600
-    )
+    descriptor = os.open(spec.directory / TOKEN_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         os.fchmod(file.fileno(), 0o600)
         file.write(token)

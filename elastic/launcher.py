@@ -1,7 +1,9 @@
-"""The launcher: starts a job's coordinator and agents on this machine, keeps the agents running, and ends everything.
+"""The launcher: starts a job's coordinator and agents on this machine, keeps the agents running, and ends
+everything.
 
-In production the node's supervisor does the same with the agent of its host. Whatever the launcher started ends with it: it holds
-the leash (see `elastic.leash`), and it is the reaper of what its children leave behind.
+In production the node's supervisor does the same with the agent of its host. Whatever the launcher started
+ends with it: it holds the leash (see `elastic.leash`), and it is the reaper of what its children leave
+behind.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from snapshot.job import JobLock
 
 _PR_SET_CHILD_SUBREAPER = 36
 POLL_S = 0.02
-STOP_GRACE_S = 3.0
+STOP_GRACE_S = 2.5
 END_GRACE_S = 90.0
 
 
@@ -62,7 +64,9 @@ class HistoryTail:
 
 
 class Launcher:
-    """Runs one job; `run` returns its last record. Also what the chaos tooling aims at (`worker_pid`, `agent_pid`, `arena`)."""
+    """Runs one job; `run` returns its last record. Also what the chaos tooling aims at (`worker_pid`,
+    `agent_pid`, `arena`).
+    """
 
     def __init__(self, spec: JobSpec) -> None:
         self.spec = spec
@@ -98,9 +102,13 @@ class Launcher:
     # ---- the run ----
 
     def run(self, listeners: list[Listener]) -> RunEnded:
-        """Start everything, keep it running, and return how the run ended. Raises JobFailedError when nobody wrote its end."""
+        """Start everything, keep it running, and return how the run ended. Raises JobFailedError when
+        nobody wrote its end.
+        """
         self._become_reaper()
-        previous = {number: signal.signal(number, self._interrupted) for number in (signal.SIGINT, signal.SIGTERM)}
+        previous = {
+            number: signal.signal(number, self._interrupted) for number in (signal.SIGINT, signal.SIGTERM)
+        }
         try:
             self._start_all()
             return self._follow(listeners)
@@ -180,7 +188,7 @@ class Launcher:
     def _call(self, method: str, request: Any) -> Any:
         address = msgspec.json.decode((self.spec.directory / COORDINATOR_FILE).read_bytes())["address"]
         with grpc.insecure_channel(address) as channel:
-            call = getattr(ControlStub(channel), method)  # type: ignore[no-untyped-call]
+            call = getattr(ControlStub(channel), method)
             return call(request, metadata=(("authorization", f"Bearer {self._token}"),), timeout=2.0)
 
     def _end_all(self) -> None:
@@ -189,7 +197,9 @@ class Launcher:
         grace_s = END_GRACE_S if self._stop_by_s is None else 1.0
         bound_s = time.monotonic() + grace_s
         while any(child.poll() is None for child in started) and time.monotonic() < bound_s:
-            if self._interrupts > 1 or (self._coordinator is not None and self._coordinator.poll() not in (None, 0, 1)):
+            if self._interrupts > 1 or (
+                self._coordinator is not None and self._coordinator.poll() not in (None, 0, 1)
+            ):
                 break
             time.sleep(POLL_S)
         os.close(self._leash_write)

@@ -1,4 +1,6 @@
-"""The leash: a pipe whose writing end only the launcher holds, so that its death, of whatever kind, ends what it started."""
+"""The leash: a pipe whose writing end only the launcher holds, so that its death, of whatever kind, ends
+what it started.
+"""
 
 from __future__ import annotations
 

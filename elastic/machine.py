@@ -1,8 +1,9 @@
 """The recovery state machine: `(state, event, now) → (state, commands)`, pure and total.
 
-Each event first becomes a fact about a member (`elastic.facts`), in whatever phase; then the table says what the phase
-does about it. A loss in any phase starts the next generation from what survives. The `elastic.moves_*` modules hold
-what the machine does; they import each other one way: `restore` → `run` → `fence` → `decide` → `end`.
+Each event first becomes a fact about a member (`elastic.facts`), in whatever phase; then the table says what
+the phase does about it. A loss in any phase starts the next generation from what survives. The
+`elastic.moves_*` modules hold what the machine does; they import each other one way: `restore` → `run` →
+`fence` → `decide` → `end`.
 """
 
 from __future__ import annotations

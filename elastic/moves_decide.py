@@ -134,7 +134,6 @@ def _set_world(turn: Turn, slices: tuple[int, ...], choice: Choice | None, *, is
         rehearsing=not is_real,
         started=state.started or is_real,
         choice=choice,
-        restored_steps=state.restored_steps + (((state.generation, restored_step),) if is_real else ()),
         newest_committed=newest,
         newest_before=newest,
         captured_digest=None,

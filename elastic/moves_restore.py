@@ -48,6 +48,10 @@ def assign(turn: Turn) -> None:
     """Tell each worker its place in the new world."""
     state = turn.state
     turn.enter(Phase.REBUILDING, within_s=state.config.timing.rebuild_s)
+    if not state.rehearsing:
+        # From now on this world may capture: what was captured beyond its step before is left behind.
+        restored_step = state.choice.step if state.choice else -1
+        turn.change(restored_steps=(*state.restored_steps, (state.generation, restored_step)))
     for rank, index in enumerate(state.world):
         turn.update(index, worker=WorkerState.IN_WORLD, done=False, fresh=False)
         turn.send(

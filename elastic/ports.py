@@ -1,7 +1,8 @@
 """The ports of a session, declared by their consumer: adapters fill them.
 
-`Link` connects a session with whoever decides (an agent and coordinator, or the local engine in the same process);
-`Runtime` forms and drops a world's devices. Each has a contract suite in `tests/elastic/contracts/`.
+`Link` connects a session with whoever decides (an agent and coordinator, or the local engine in the same
+process); `Runtime` forms and drops a world's devices. Each has a contract suite in
+`tests/elastic/contracts/`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 from elastic.events import WorldSpec
 from elastic.job import JobSpec
 from elastic.protocol import WorkerCommitted
+from elastic.records import RunEnded
 from reshard.errors import ElasticError
 from reshard.ids import HostId
 from snapshot.arena import Arena
@@ -28,7 +30,9 @@ class Link(Protocol):
     """How a session hears what to do and tells what it did."""
 
     def wait_world(self) -> WorldSpec | None:
-        """Block until the next world is assigned; None when the job is complete. Raises JobOver when it was stopped."""
+        """Block until the next world is assigned; None when the job is complete. Raises JobOver when it was
+        stopped.
+        """
         ...
 
     def is_fenced(self, generation: int) -> bool:
@@ -40,7 +44,8 @@ class Link(Protocol):
         ...
 
     def wait_fenced(self, generation: int, timeout_s: float | None) -> bool:
-        """Block until the world of `generation` is given up (True), or the time is over or the job complete (False).
+        """Block until the world of `generation` is given up (True), or the time is over or the job complete
+        (False).
 
         Raises JobOver when the job was stopped.
         """
@@ -123,4 +128,27 @@ class Adapter(Protocol):
 
     def connect(self, spec: JobSpec, slice_index: int) -> tuple[Link, Runtime]:
         """In a worker: the link and the runtime of its session."""
+        ...
+
+
+class JobLauncher(Protocol):
+    """What runs one job on this machine to its end, and leaves nothing of it behind."""
+
+    def run(self, listeners: list[Any]) -> RunEnded:
+        """Run the job, let the `elastic.launcher.Listener`s hear its history, return the last record.
+
+        Raises JobFailedError when there is none.
+        """
+        ...
+
+
+class OneProcessAdapter(Adapter, Protocol):
+    """An adapter with `one_process`: it runs a job's script without coordinator and agents."""
+
+    def launcher(self, spec: JobSpec, faults: Sequence[Any]) -> JobLauncher:
+        """What runs this job. Raises UsageError when it cannot make one of the faults happen."""
+        ...
+
+    def default_job(self, seed: int) -> JobSpec:
+        """The job of a script that nobody launched."""
         ...

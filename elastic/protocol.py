@@ -1,4 +1,6 @@
-"""The two protocols of a job: agent ↔ coordinator (gRPC) and worker ↔ agent (unix socket), as lists of message types."""
+"""The two protocols of a job: agent ↔ coordinator (gRPC) and worker ↔ agent (unix socket), as lists of
+message types.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ class Heartbeat:
     unix_s: float
 
 
-# ---- worker → agent ----------------------------------------------------------------------------------------------
+# ---- worker → agent
+# ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,12 +92,15 @@ class LoopEnded:
     step: int
 
 
-# ---- agent → worker ----------------------------------------------------------------------------------------------
+# ---- agent → worker
+# ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserved:
-    """The answer to Reserve; `error` says why there is no room (with how much is needed and how much there is)."""
+    """The answer to Reserve; `error` says why there is no room (with how much is needed and how much there
+    is).
+    """
 
     error: str = ""
     needed_bytes: int = 0
@@ -135,6 +141,8 @@ WORKER_CODEC = Codec(
         StopAfter,
     )
 )
-CONTROL_CODEC = Codec((*get_args(AgentEvent), *get_args(AgentCommand), Heartbeat, StepCommitted, FaultInjected))
+CONTROL_CODEC = Codec(
+    (*get_args(AgentEvent), *get_args(AgentCommand), Heartbeat, StepCommitted, FaultInjected)
+)
 
 __all__ = ["CONTROL_CODEC", "WORKER_CODEC", "WorkerState"]

@@ -1,7 +1,7 @@
 """The history of a run: what happened, in order, as frozen records in `DIR/events.jsonl`.
 
-The coordinator appends one JSON object a line; nothing else is kept about a run. The report, the live display and
-`elastic events` are pure functions of this history (history first, judgement afterwards).
+The coordinator appends one JSON object a line; nothing else is kept about a run. The report, the live display
+and `elastic events` are pure functions of this history (history first, judgement afterwards).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from reshard.errors import UsageError
-
 
 R = TypeVar("R")
 
@@ -41,7 +40,9 @@ class RunStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultInjected:
-    """A fault that the chaos tooling caused, with the moment it did so. `slice_index` is None for a fault of no slice."""
+    """A fault that the chaos tooling caused, with the moment it did so. `slice_index` is None for a fault
+    of no slice.
+    """
 
     unix_s: float
     fault: str
@@ -87,8 +88,8 @@ class WorkerEvent:
 class WorldFormed:
     """A new world was decided: who is in it, from which step it goes on and what has to move.
 
-    `mode` is "first", "rehearsal", "in-place", "respawn" or "scale-up". Bytes are of the plan; `restored_step` is None
-    when the state is made fresh.
+    `mode` is "first", "rehearsal", "in-place", "respawn" or "scale-up". Bytes are of the plan;
+    `restored_step` is None when the state is made fresh.
     """
 
     unix_s: float
@@ -119,7 +120,9 @@ class StateRestored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreChecked:
-    """Restored state against the captured one: digest of the snapshot, and of what the new world's devices held after the restore."""
+    """Restored state against the captured one: digest of the snapshot, and of what the new world's devices
+    held after the restore.
+    """
 
     unix_s: float
     generation: int
@@ -130,10 +133,11 @@ class RestoreChecked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCommitted:
-    """A worker's `commit` saw the outputs of a step ready. `sample_ids` come from that host's journal, not from the plan.
+    """A worker's `commit` saw the outputs of a step ready. `sample_ids` come from that host's journal, not
+    from the plan.
 
-    `position` is the sample's place in the endless stream of epochs at which the step's batch starts. `compile_s` is
-    what the worker spent in tracing, lowering and compiling since its previous commit.
+    `position` is the sample's place in the endless stream of epochs at which the step's batch starts.
+    `compile_s` is what the worker spent in tracing, lowering and compiling since its previous commit.
     """
 
     unix_s: float
@@ -185,7 +189,9 @@ class MessageRefused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnded:
-    """The last record. `outcome` is "completed" or "failed"; the digest is of the newest snapshot ("" if there is none)."""
+    """The last record. `outcome` is "completed" or "failed"; the digest is of the newest snapshot ("" if
+    there is none).
+    """
 
     unix_s: float
     generation: int

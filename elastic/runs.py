@@ -1,4 +1,6 @@
-"""Running a job to its end from the command line: checks first, a display while it runs, the report afterwards."""
+"""Running a job to its end from the command line: checks first, a display while it runs, the report
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +8,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from elastic.adapters import find_adapter, find_injector
 from elastic.display import LiveDisplay
 from elastic.job import HISTORY_FILE, JobSpec, new_job_id
 from elastic.launcher import Launcher, Listener
+from elastic.ports import JobLauncher, OneProcessAdapter
 from elastic.records import RunEnded, read_history
 from elastic.report import Report, build_report, write_report
 from elastic.report_html import write_html
@@ -39,12 +42,16 @@ class Wanted:
 
 
 def run_job(wanted: Wanted) -> int:
-    """Run one job; returns the exit status. Raises UsageError for what cannot be run as asked, before anything is started."""
+    """Run one job; returns the exit status. Raises UsageError for what cannot be run as asked, before
+    anything is started.
+    """
     spec, faults = prepare(wanted)
     removed = collect(spec.shm_root)
     if removed.directories:
-        print(f"removed {len(removed.directories)} dead jobs' snapshots from {spec.shm_root}", file=sys.stderr)
-    launcher = Launcher(spec)
+        print(
+            f"removed {len(removed.directories)} dead jobs' snapshots from {spec.shm_root}", file=sys.stderr
+        )
+    launcher = make_launcher(spec, faults)
     ended: RunEnded | None = None
     error: ElasticError | None = None
     with LiveDisplay() as display:
@@ -56,6 +63,14 @@ def run_job(wanted: Wanted) -> int:
         except JobFailedError as failed:
             error = failed
     return conclude(spec, ended, error)
+
+
+def make_launcher(spec: JobSpec, faults: Sequence[Any]) -> JobLauncher:
+    """What runs the job: the adapter's own launcher for a job of one process. Raises UsageError."""
+    adapter = find_adapter(spec.adapter)
+    if adapter.one_process:
+        return cast(OneProcessAdapter, adapter).launcher(spec, faults)
+    return Launcher(spec)
 
 
 def prepare(wanted: Wanted) -> tuple[JobSpec, Sequence[Any]]:
@@ -88,7 +103,9 @@ def prepare(wanted: Wanted) -> tuple[JobSpec, Sequence[Any]]:
 
 def conclude(spec: JobSpec, ended: RunEnded | None, error: ElasticError | None) -> int:
     """Write and print the report of a run; returns the exit status of the command."""
-    records = list(read_history(spec.directory / HISTORY_FILE)) if (spec.directory / HISTORY_FILE).exists() else []
+    records = (
+        list(read_history(spec.directory / HISTORY_FILE)) if (spec.directory / HISTORY_FILE).exists() else []
+    )
     if not records:
         raise error or JobFailedError("the run left no history", remedy=f"See {spec.directory / 'logs'}.")
     report = build_report(records)

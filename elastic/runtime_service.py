@@ -1,10 +1,13 @@
-"""The adapter's runtime service (for multi-controller JAX: its coordination service), one process a generation.
+"""The adapter's runtime service (for multi-controller JAX: its coordination service), one process a
+generation.
 
-It lives outside the workers, because its death ends every client. One process is kept warm (its imports done), so that a new
-generation waits only for a port. Old ones are kept for some generations: an array of an old world that user code still
-holds keeps its client alive, and a client whose service is gone aborts its process.
+It lives outside the workers, because its death ends every client. One process is kept warm (its imports
+done), so that a new generation waits only for a port. Old ones are kept for some generations: an array of an
+old world that user code still holds keeps its client alive, and a client whose service is gone aborts its
+process.
 
-A service process prints `READY`, reads a line `START <num_processes> <host>`, prints `UP <address>`, and ends when its input does.
+A service process prints `READY`, reads a line `START <num_processes> <host>`, prints `UP <address>`, and ends
+when its input does.
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ KEPT_GENERATIONS = 4
 
 
 class ServicePool:
-    """Starts a service for each generation and ends the old ones. Without a command every start is ready at once."""
+    """Starts a service for each generation and ends the old ones. Without a command every start is ready at
+    once.
+    """
 
     def __init__(
         self, command: tuple[str, ...], bind_host: str, on_ready: Callable[[int, str], None]
@@ -37,9 +42,7 @@ class ServicePool:
         self._running.append(process)
         while len(self._running) > KEPT_GENERATIONS:
             _end(self._running.pop(0))
-        threading.Thread(
-            target=self._serve, args=(process, generation, num_processes), daemon=True
-        ).start()
+        threading.Thread(target=self._serve, args=(process, generation, num_processes), daemon=True).start()
 
     def close(self) -> None:
         """End all services."""

@@ -1,4 +1,6 @@
-"""The session of a training process: it yields one world after another until the training loop has come to its end."""
+"""The session of a training process: it yields one world after another until the training loop has come to
+its end.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ import jax
 
 from elastic.job import JobSpec
 from elastic.ports import Link, Runtime
-from elastic.world import StateMemory, World
+from elastic.state_keeper import StateMemory
+from elastic.world import World
 
 
 class Session:
@@ -24,7 +27,8 @@ class Session:
         self._memory = StateMemory()
 
     def worlds(self) -> Iterator[World]:
-        """Yield the world to train in, and another after each change of topology; ends when the loop has ended.
+        """Yield the world to train in, and another after each change of topology; ends when the loop has
+        ended.
 
         Use each as `with world:`. Arrays made outside of it do not survive a change.
         Raises JobOver when the job was stopped.

@@ -128,6 +128,7 @@ class JobState:
     newest_before: int = -1
     """The newest committed step when the current recovery began: a step beyond it is new."""
     restored_steps: tuple[tuple[int, int], ...] = ()
+    """Generation and step of every restore that went as far as the workers (-1: a fresh state)."""
     choice: Choice | None = None
     service_generation: int = 0
     service_address: str = ""
@@ -159,9 +160,7 @@ class JobState:
     def with_member(self, slice_index: int, **changes: Any) -> JobState:
         """The state with these fields of one member changed."""
         changed = replace(self.member(slice_index), **changes)
-        return replace(
-            self, members=(*self.members[:slice_index], changed, *self.members[slice_index + 1 :])
-        )
+        return replace(self, members=(*self.members[:slice_index], changed, *self.members[slice_index + 1 :]))
 
     def with_members(self, **changes: Any) -> JobState:
         """The state with these fields changed in every member."""

@@ -25,10 +25,10 @@ def ask_status(directory: Path) -> dict[str, Any]:
     metadata = (("authorization", f"Bearer {load_token(directory)}"),)
     with grpc.insecure_channel(address) as channel:
         try:
-            reply = ControlStub(channel).Status(  # type: ignore[no-untyped-call]
-                pb.StatusRequest(), metadata=metadata, timeout=TIMEOUT_S
-            )
+            reply = ControlStub(channel).Status(pb.StatusRequest(), metadata=metadata, timeout=TIMEOUT_S)
         except grpc.RpcError as error:
-            raise RetryLaterError(f"the job in {directory} does not answer: it has ended, or hangs") from error
+            raise RetryLaterError(
+                f"the job in {directory} does not answer: it has ended, or hangs"
+            ) from error
     found: dict[str, Any] = msgspec.json.decode(reply.status)
     return found

@@ -1,7 +1,7 @@
 """Recoveries as OpenTelemetry traces and metrics. Without an exporter configured this costs next to nothing.
 
-One trace a recovery: a span `elastic.recovery` from the detection to the first new step, a child span for each phase. Metrics follow
-the names of the contracts; durations are in seconds.
+One trace a recovery: a span `elastic.recovery` from the detection to the first new step, a child span for
+each phase. Metrics follow the names of the contracts; durations are in seconds.
 """
 
 from __future__ import annotations
@@ -24,13 +24,9 @@ class RecoveryTracer:
         self._duration = meter.create_histogram(
             "elastic.recovery.duration", unit="s", description="Duration of a recovery's phase."
         )
-        self._recoveries = meter.create_counter(
-            "elastic.recoveries", description="Recoveries by outcome."
-        )
+        self._recoveries = meter.create_counter("elastic.recoveries", description="Recoveries by outcome.")
         self._steps = meter.create_counter("elastic.steps", description="Steps by kind.")
-        self._generation = meter.create_gauge(
-            "elastic.generation", description="The job's generation."
-        )
+        self._generation = meter.create_gauge("elastic.generation", description="The job's generation.")
         self._recovery: Span | None = None
         self._phase: tuple[str, float, Span] | None = None
         self._cause = "none"

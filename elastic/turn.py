@@ -87,9 +87,7 @@ class Turn:
         """Change the phase; `within_s` bounds how long it may take."""
         self.change(phase=phase, deadline_s=None if within_s is None else self.now.mono_s + within_s)
         self.write(
-            PhaseEntered(
-                unix_s=self.now.unix_s, generation=self.state.generation, phase=phase.value, why=why
-            )
+            PhaseEntered(unix_s=self.now.unix_s, generation=self.state.generation, phase=phase.value, why=why)
         )
 
     def is_late(self) -> bool:
@@ -106,9 +104,7 @@ class Turn:
         if state.phase is Phase.FENCING:
             self.send(Fence(slice_index=slice_index, generation=state.generation))
         elif state.joining and state.stop_step is not None and slice_index in state.world:
-            self.send(
-                StopAfter(slice_index=slice_index, generation=state.generation, step=state.stop_step)
-            )
+            self.send(StopAfter(slice_index=slice_index, generation=state.generation, step=state.stop_step))
 
     # ---- workers that start and end ------------------------------------------------------------------------
 
@@ -166,7 +162,8 @@ class Turn:
         Where its worker could make steps alone, its lease is waited out: two groups must never both go on.
         """
         timing = self.state.config.timing
-        if self.state.world == (member.slice_index,) and member.worker is WorkerState.IN_WORLD:
+        alone = self.state.world == (member.slice_index,) and not self.state.rehearsing
+        if alone and member.worker is WorkerState.IN_WORLD:
             return timing.lease_s
         return timing.agent_grace_s if self.state.phase in (Phase.RUNNING, Phase.REPLAYING) else 0.0
 

@@ -1,6 +1,7 @@
 """Messages between processes: frozen values as msgpack with their type's name, and frames on a stream socket.
 
-Only the types listed where a `Codec` is made can be decoded; nothing is executed (no pickle crosses a trust boundary).
+Only the types listed where a `Codec` is made can be decoded; nothing is executed (no pickle crosses a trust
+boundary).
 """
 
 from __future__ import annotations

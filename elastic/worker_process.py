@@ -52,9 +52,7 @@ class WorkerProcess:
         threading.Thread(target=self._wait_exit, name="worker-exit", daemon=True).start()
 
     @classmethod
-    def start(
-        cls, spec: JobSpec, slice_index: int, on_exit: Callable[[WorkerExit], None]
-    ) -> WorkerProcess:
+    def start(cls, spec: JobSpec, slice_index: int, on_exit: Callable[[WorkerExit], None]) -> WorkerProcess:
         """Start the job's command as the worker of a slice; its output goes to `DIR/logs/worker-N.log`."""
         environment = os.environ | spec.worker_environment
         environment[ENV_DIRECTORY] = str(spec.directory)

@@ -1,4 +1,6 @@
-"""The unix socket on which an agent's worker connects: accepts, reads frames, hands them on with their connection."""
+"""The unix socket on which an agent's worker connects: accepts, reads frames, hands them on with their
+connection.
+"""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class DataPlaneServer(DataPlaneServicer):
 
     def add_to(self, server: grpc.Server) -> None:
         """Register the service with a server that is not started yet."""
-        add_DataPlaneServicer_to_server(self, server)  # type: ignore[no-untyped-call]
+        add_DataPlaneServicer_to_server(self, server)
 
     def Read(self, request: pb.ReadRequest, context: grpc.ServicerContext) -> Iterator[pb.ReadChunk]:  # noqa: N802
         """Stream the wanted boxes (gRPC handler)."""
@@ -161,7 +161,7 @@ def _fetch_once(
     received: list[FetchedShard] = []
     parts: list[bytes] = []
     timeout_s = max(0.001, expires_s - time.monotonic())
-    stub = DataPlaneStub(channel)  # type: ignore[no-untyped-call]
+    stub = DataPlaneStub(channel)
     for chunk in stub.Read(request, timeout=timeout_s, metadata=metadata):
         if chunk.want_index != len(received) or len(received) == len(wants):
             raise CorruptCopyError(f"the peer sent box {chunk.want_index} where {len(received)} was due")

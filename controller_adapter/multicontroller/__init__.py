@@ -1,4 +1,6 @@
-"""Multi-controller JAX: one process a host, `jax.distributed`, here on CPU with Gloo. Importing this does not import JAX."""
+"""Multi-controller JAX: one process a host, `jax.distributed`, here on CPU with Gloo. Importing this does
+not import JAX.
+"""
 
 from __future__ import annotations
 

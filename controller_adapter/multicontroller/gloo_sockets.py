@@ -1,8 +1,9 @@
 """Getting a main thread out of a collective: shutting down this process's own Gloo connections.
 
-A survivor that is not next to the dead process waits in its collective for ever, since none of its sockets ever closes. After
-`shutdown` both directions end and the collective raises. Only Gloo's connections are touched: those whose local port is one that
-this process's backend listens on, or whose remote port is one that a peer's listens on; never the user's own.
+A survivor that is not next to the dead process waits in its collective for ever, since none of its sockets
+ever closes. After `shutdown` both directions end and the collective raises. Only Gloo's connections are
+touched: those whose local port is one that this process's backend listens on, or whose remote port is one
+that a peer's listens on; never the user's own.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ def listening_ports() -> frozenset[int]:
 
 
 class GlooSockets:
-    """The Gloo connections of the current world: known by the listening ports of this process and of its peers."""
+    """The Gloo connections of the current world: known by the listening ports of this process and of its
+    peers.
+    """
 
     def __init__(self, own_ports: frozenset[int], peer_ports: frozenset[int]) -> None:
         self._own_ports = own_ports

@@ -1,7 +1,8 @@
 """Every private name of JAX that this project touches, and no other place: guarded by version.
 
-`jax.distributed.initialize` is three things: a service, a client, and global state. Here they are apart, so that the service lives
-in a process of its own and a client can be dropped and made again in a process that lives on. Tried with JAX 0.10.2 on CPU.
+`jax.distributed.initialize` is three things: a service, a client, and global state. Here they are apart, so
+that the service lives in a process of its own and a client can be dropped and made again in a process that
+lives on. Tried with JAX 0.10.2 on CPU.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from reshard.errors import UsageError
 
 TRIED = ("0.10.1", "0.10.2")
 NEVER_S = 10_000_000
-"""Heartbeats of JAX's own service decide nothing: agents notice a loss much sooner, and a missed one would abort the survivors."""
+"""Heartbeats of JAX's own service decide nothing: agents notice a loss much sooner, and a missed one would
+abort the survivors.
+"""
 
 
 def check_version() -> None:
@@ -70,7 +73,9 @@ def put_and_collect(key: str, value: str, rank: int, num_processes: int, timeout
 
 
 def drop_backend() -> None:
-    """Drop the backend, the client and every cache that refers to them; the process can connect again afterwards."""
+    """Drop the backend, the client and every cache that refers to them; the process can connect again
+    afterwards.
+    """
     api.clear_backends()
     state = distributed.global_state
     state.client = None
@@ -82,8 +87,9 @@ def drop_backend() -> None:
 def share_compile_cache() -> None:
     """Let all processes of a world find each other's programs in the persistent compile cache.
 
-    JAX puts a fingerprint of the topology into the key, which on CPU differs from process to process though the program is the same
-    (seen with 0.10.2). Here it is replaced, on CPU, by the kinds of the devices and the features of the machine's processor.
+    JAX puts a fingerprint of the topology into the key, which on CPU differs from process to process though
+    the program is the same (seen with 0.10.2). Here it is replaced, on CPU, by the kinds of the devices and
+    the features of the machine's processor.
     """
     hash_config = cache_key._hash_accelerator_config
     features = _processor_features()

@@ -1,7 +1,10 @@
-"""The worker's runtime under multi-controller JAX: connect to a generation's service, make the devices, drop them again."""
+"""The worker's runtime under multi-controller JAX: connect to a generation's service, make the devices,
+drop them again.
+"""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 
 import jax
@@ -26,6 +29,8 @@ class MulticontrollerRuntime:
     def __init__(self) -> None:
         jax_private.check_version()
         jax_private.share_compile_cache()
+        gc.collect()
+        gc.freeze()  # what is imported by now stays: the collection when a world is dropped looks only at the rest
         self._slices: tuple[int, ...] = ()
         self._gloo: GlooSockets | None = None
 

@@ -1,8 +1,8 @@
-"""A whole job in memory on virtual time: the real recovery state machine, and a model of all that it commands.
+"""A whole job in memory on virtual time: the real recovery state machine, and a model of all it commands.
 
-Hosts have an agent, a worker and an arena of two slots; messages take time and keep their order; a step completes only
-when all workers of one world are in it. What must always hold is asserted at every event, so a broken promise fails
-where it is broken. Everything follows from one seed.
+Hosts have an agent, a worker and an arena of two slots; messages take time and keep their order; a step
+completes only when all workers of one world are in it. What must always hold is asserted at every event, so a
+broken promise fails where it is broken. Everything follows from one seed.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
+
+from model_host import Host
+from model_state import Content
+from model_worker import Snapshot, World
 
 from elastic.choose import choose_restore
 from elastic.events import (
@@ -21,7 +24,6 @@ from elastic.events import (
     Event,
     Phase,
     ServiceReady,
-    SnapshotSummary,
     StartService,
     Tick,
     Write,
@@ -31,11 +33,6 @@ from elastic.machine import step
 from elastic.records import LossDetected, PhaseEntered, Record, RestoreChecked, RunEnded, WorldFormed
 from elastic.state import Config, JobState, Timing, initial_state
 from elastic.turn import Clock
-from model_host import PATHS, Host, Snapshot, World
-from reshard.holdings import Holding
-from reshard.ids import HostId
-from reshard.layout import ArrayLayout, Layout, MeshLayout
-from reshard.redundancy import captures
 
 TIMING = Timing(
     start_s=15.0,
@@ -79,7 +76,8 @@ class Job:
         self.hooks: list[tuple[Callable[[Job], bool], Callable[[], None]]] = []
         self.worlds: dict[int, World] = {}
         self.newest_running_generation = 0
-        self.restored: list[tuple[tuple[int, int], ...]] = []
+        self.restored: list[tuple[int, Content]] = []
+        self.next_restored: Content = ()
         self.service_works = True
         self.hosts = [Host(self, index) for index in range(num_slices)]
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
@@ -167,6 +165,10 @@ class Job:
     def _check(self, before: JobState) -> None:
         state = self.state
         assert state.generation >= before.generation
+        if state.phase is Phase.REBUILDING and before.phase is not Phase.REBUILDING:
+            kept = len(self.next_restored)
+            self.restored = [(generation, content[:kept]) for generation, content in self.restored]
+            self.restored.append((state.generation, self.next_restored))
         assert not (self.is_over and before.phase is state.phase and state.error != before.error)
         if state.phase is Phase.FAILED and before.phase is not Phase.FAILED and "is lost" in state.error:
             held = {host_of(host.index): host.summaries() for host in self.hosts if host.is_alive}
@@ -182,6 +184,7 @@ class Job:
         assert world.generation not in self.worlds
         for index in world.slices:
             assert self.state.member(index).attached
+        self.next_restored = ()
         choice = self.state.choice
         if choice is None:
             assert self.state.newest_committed == -1, "silently from scratch"
@@ -193,10 +196,12 @@ class Job:
         assert len(contents) <= 1, f"two timelines mixed: {contents}"
         for content in contents:
             assert content is not None
-            for earlier in self.restored:
+            for generation, earlier in self.restored:
                 shared = min(len(earlier), len(content))
+                beyond = content[shared:]
                 assert earlier[:shared] == content[:shared], f"{content} was left behind by {earlier}"
-            self.restored.append(content)
+                assert all(made_by >= generation for _, made_by in beyond), f"left behind: {content}"
+            self.next_restored = content
 
     def check_running(self, generation: int) -> None:
         """A world makes progress: no newer one may have made any."""
@@ -256,6 +261,16 @@ class Job:
         """SIGKILL of a worker."""
         self.hosts[index].kill_worker("killed by SIGKILL")
 
+    def kill_workers(self, *indexes: int) -> None:
+        """SIGKILL of several workers at once."""
+        for index in indexes:
+            self.kill_worker(index)
+
+    def kill_hosts(self, *indexes: int, back_s: float | None = None) -> None:
+        """Several machines at once."""
+        for index in indexes:
+            self.kill_host(index, back_s)
+
     def kill_agent(self, index: int, back_s: float | None = None) -> None:
         """SIGKILL of an agent; its supervisor starts another after `back_s`."""
         self.hosts[index].kill_agent(back_s)
@@ -278,30 +293,3 @@ class Job:
         """An agent connects."""
         self.hosts[event.slice_index].attached = agent
         self.tell(event)
-
-
-# ---- the state that is trained: three arrays, replicated over the slices ------------------------------------------
-
-
-@lru_cache
-def layout_for(slices: tuple[int, ...]) -> Layout:
-    """The layout of the state on these slices, one device a host."""
-    mesh = MeshLayout(
-        axis_names=("data",), axis_sizes=(len(slices),), hosts=tuple(HostId(index) for index in slices)
-    )
-    arrays = tuple(ArrayLayout(path=path, shape=(4,), dtype="float32", itemsize=4) for path in PATHS)
-    return Layout(mesh=mesh, arrays=arrays, elastic_axis="data")
-
-
-@lru_cache(maxsize=4096)
-def summary_of(
-    slices: tuple[int, ...], replicas: int, index: int, number: int, generation: int
-) -> SnapshotSummary:
-    """What a host of a world captures of a step."""
-    layout = layout_for(slices)
-    host = host_of(index)
-    holdings = tuple(
-        Holding(host=host, step=number, path=path, box=box, checksum=0, tier="shm")
-        for path, box in captures(layout, replicas)[host]
-    )
-    return SnapshotSummary(step=number, generation=generation, layout=layout, holdings=holdings)

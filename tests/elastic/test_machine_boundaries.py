@@ -1,8 +1,10 @@
 """Changes that cost no replay (joins, leaves), failures that are no losses, and the end of training."""
 
+import pytest
+from model_job import Job
+
 from elastic.events import Fence, LeftWorld, Phase, StopAfter, StopRequested
 from elastic.records import RestoreChecked, RunEnded, WorldFormed
-from model_job import Job
 
 
 def worlds(job: Job) -> list[tuple[tuple[int, ...], str]]:
@@ -36,7 +38,7 @@ def test_replacement_is_not_started_before_the_steps_it_has_to_wait() -> None:
 
 def test_several_replacements_join_together_or_one_after_the_other() -> None:
     job = Job(4, num_steps=60)
-    job.when_step(5, lambda: [job.kill_worker(index) for index in (0, 3)])  # type: ignore[func-returns-value]
+    job.when_step(5, lambda: job.kill_workers(0, 3))
     job.run()
     job.assert_completed()
     assert worlds(job)[-1] == ((0, 1, 2, 3), "scale-up")
@@ -83,7 +85,7 @@ def test_preempted_slice_comes_back_when_it_may() -> None:
     assert worlds(job)[-1] == ((0, 1, 2), "scale-up")
 
 
-# ---- failures that are no losses --------------------------------------------------------------------------------
+# ---- failures that are no losses ---------------------------------------------------------------------------
 
 
 def test_failed_step_without_a_loss_is_tried_once_more() -> None:
@@ -122,24 +124,24 @@ def test_request_to_stop_ends_the_job_with_its_reason() -> None:
     assert job.outcome == ("failed", "interrupted by Ctrl-C")
 
 
-def test_bad_copy_means_another_choice() -> None:
-    job = Job(3, rejoin_after_steps=None, replicas=1)  # survivors have to fetch
+@pytest.mark.parametrize(("hosts", "next_step"), [((0,), 7), ((0, 1, 2), 6)])
+def test_copies_that_turn_out_bad_mean_another_source_or_an_older_step(
+    hosts: tuple[int, ...], next_step: int
+) -> None:
+    job = Job(3, rejoin_after_steps=None, delay_s=(0.001, 0.002))
 
     def spoil() -> None:
-        newest = job.formed[-1].restored_step
-        for host in job.hosts:
-            host.slots[:] = [slot for slot in host.slots if slot.step != newest]
+        for index in hosts:
+            job.hosts[index].slots[:] = [slot for slot in job.hosts[index].slots if slot.step != 7]
 
-    job.when_step(7, lambda: job.kill_worker(1))
+    job.when_step(7, lambda: job.after(0.03, lambda: job.kill_worker(1)))
     job.when_phase(Phase.RESTORING, spoil)
     job.run()
     job.assert_completed()
-    restored = [world.restored_step for world in job.formed[1:]]
-    assert restored[0] is not None
-    assert restored == [restored[0], restored[0] - 1]
+    assert [world.restored_step for world in job.formed[1:]] == [7, next_step]
 
 
-# ---- the end ----------------------------------------------------------------------------------------------------
+# ---- the end -----------------------------------------------------------------------------------------------
 
 
 def test_end_of_training_writes_the_final_digest() -> None:

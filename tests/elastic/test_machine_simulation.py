@@ -1,15 +1,18 @@
 """Random faults at random moments, then healing: safety is asserted at every event, progress within a bound.
 
-A failure prints the seed; `python tests/elastic/test_machine_simulation.py SEED` runs it again and prints what happened.
+A failure names the seed; `PYTHONPATH=tests/elastic python tests/elastic/test_machine_simulation.py SEED` runs
+it again and prints what happened.
 """
 
 import random
 import sys
+from functools import partial
 
 import pytest
+from model_job import Job
+
 from elastic.events import Phase
 from elastic.records import PhaseEntered
-from model_job import Job
 
 SEEDS_PER_TEST = 50
 FAULTS_S = 6.0
@@ -71,7 +74,7 @@ def _plan_fault(job: Job, draw: random.Random) -> None:
             host.start_fails = 1
         elif kind == "all":
             for other in job.hosts:
-                job.after(draw.uniform(0.0, 0.1), lambda other=other: other.kill_worker("killed"))
+                job.after(draw.uniform(0.0, 0.1), partial(other.kill_worker, "killed"))
 
     if draw.random() < 0.5:
         job.after(draw.uniform(0.5, FAULTS_S), strike)

@@ -5,6 +5,7 @@ import sys
 from typing import get_args
 
 import pytest
+
 from elastic import machine
 from elastic.events import (
     AgentAttached,
@@ -38,9 +39,7 @@ def test_table_has_an_advance_for_every_phase() -> None:
 @pytest.mark.parametrize("phase", [Phase.COMPLETED, Phase.FAILED])
 def test_ended_job_only_releases_hosts_that_come_late(phase: Phase) -> None:
     now = Clock(mono_s=1.0, unix_s=1.0)
-    state, _ = machine.step(
-        initial_state(Config(num_slices=2), 0.0), StopRequested(reason="Ctrl-C"), now
-    )
+    state, _ = machine.step(initial_state(Config(num_slices=2), 0.0), StopRequested(reason="Ctrl-C"), now)
     for kind in machine.EVENTS:
         assert (machine.TABLE[phase][kind] is machine.ignore) == (kind is not AgentAttached)
     attached = AgentAttached(
@@ -77,11 +76,11 @@ def test_machine_loads_neither_jax_nor_a_shell() -> None:
 )
 def test_config_refuses_what_cannot_work(config: dict[str, int], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        Config(**config)
+        Config(**config)  # type: ignore[arg-type]
 
 
 def test_timing_refuses_bounds_in_the_wrong_order() -> None:
-    with pytest.raises(UsageError, match="unwind_s 5.0 < suspect_s 4.0"):
+    with pytest.raises(UsageError, match=r"unwind_s 5.0 < suspect_s 4.0"):
         Timing(unwind_s=5.0)
-    with pytest.raises(UsageError, match="agent_grace_s 4.0 <= lease_s 3.0"):
+    with pytest.raises(UsageError, match=r"agent_grace_s 4.0 <= lease_s 3.0"):
         Timing(lease_s=3.0)

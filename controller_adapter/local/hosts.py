@@ -1,0 +1,203 @@
+"""All virtual hosts of a job: what its agents would do, and where the one training thread stands.
+
+Everything here is for the training thread. What the agents would send to the coordinator goes to `tell`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from controller_adapter.local.host import Peers, VirtualHost, whole_state_digest
+from elastic.events import (
+    AgentAttached,
+    AgentCommand,
+    Assign,
+    ComputeDigest,
+    DigestDone,
+    EndWorker,
+    Event,
+    Fence,
+    Fenced,
+    ResetHost,
+    Shutdown,
+    Stage,
+    Staged,
+    StartWorker,
+    StopAfter,
+    WorkerReady,
+    WorkerState,
+    WorldSpec,
+)
+from elastic.job import JobSpec
+from reshard.errors import ElasticError
+
+FIRST_INCARNATION = 1 << 23
+"""Above every process id that Linux gives out, so that nobody can signal an incarnation by mistake."""
+IN_PROCESS = "in-process"
+
+
+class VirtualHosts:
+    """The hosts by slice index, and the training thread's place among the worlds."""
+
+    def __init__(self, spec: JobSpec, tell: Callable[[Event], None]) -> None:
+        self.all = tuple(VirtualHost(spec, index) for index in range(spec.config.num_slices))
+        self.inside = 0
+        """The generation of the world that the training thread is in (0: none)."""
+        self.fenced_below = 0
+        """Every world before this generation has been given up."""
+        self.stop_after: StopAfter | None = None
+        self._tell = tell
+        self._next_world: WorldSpec | None = None
+        self._incarnations = itertools.count(FIRST_INCARNATION)
+
+    def attach(self) -> None:
+        """Tell of every host that it is there."""
+        for host in self.all:
+            self._say_attached(host)
+
+    # ---- the training thread, in the name of its slices ----
+
+    def members(self) -> tuple[VirtualHost, ...]:
+        """The hosts that are in the world which the training thread is in."""
+        return tuple(self._members())
+
+    def _members(self) -> Iterator[VirtualHost]:
+        for host in self.all:
+            if host.worker is WorkerState.IN_WORLD and host.world_generation == self.inside:
+                yield host
+
+    def enter(self) -> WorldSpec | None:
+        """Enter the world that was assigned, if any."""
+        world, self._next_world = self._next_world, None
+        if world is not None:
+            self.inside = world.generation
+            self.stop_after = None
+        return world
+
+    def leave(self) -> None:
+        """The training thread is out of its world, and free for the next."""
+        for host in self.members():
+            host.worker = WorkerState.READY
+        self.inside = 0
+        for host in self.all:
+            self._say_if_ready(host)
+            self.report_if_fenced(host)
+
+    def peers(self) -> Peers:
+        """The snapshot memory of every slice that has one."""
+        return {host.slice_index: host.arena for host in self.all if host.arena is not None}
+
+    def report_if_fenced(self, host: VirtualHost) -> None:
+        """Tell what is in a host's memory, once it is out of every world given up."""
+        if not host.fence_pending or host.worker is WorkerState.IN_WORLD:
+            return
+        host.fence_pending = False
+        snapshots, rejected = host.verified_snapshots()
+        self._tell(
+            Fenced(
+                slice_index=host.slice_index,
+                generation=self.fenced_below,
+                worker=host.worker,
+                snapshots=snapshots,
+                rejected=rejected,
+            )
+        )
+
+    # ---- the machine's commands ----
+
+    def perform(self, command: AgentCommand) -> None:
+        """Do at once what the command's host is told; events that follow from it are told."""
+        _PERFORM[type(command)](self, self.all[command.slice_index], command)
+
+    def _start_worker(self, host: VirtualHost, command: StartWorker) -> None:
+        if host.worker in (WorkerState.NONE, WorkerState.IN_WORLD):
+            host.start(next(self._incarnations))
+            self._say_if_ready(host)
+
+    def _end_worker(self, host: VirtualHost, command: EndWorker) -> None:
+        host.end()
+        self.report_if_fenced(host)
+
+    def _fence(self, host: VirtualHost, command: Fence) -> None:
+        self.fenced_below = max(self.fenced_below, command.generation)
+        self._next_world = None
+        host.fence_pending = True
+        if command.leave_out:
+            host.end()
+        elif host.worker is WorkerState.IN_WORLD and host.world_generation != self.inside:
+            host.worker = WorkerState.READY  # it was assigned, but has not entered
+        self.report_if_fenced(host)
+
+    def _stop_after(self, host: VirtualHost, command: StopAfter) -> None:
+        self.stop_after = command
+
+    def _stage(self, host: VirtualHost, command: Stage) -> None:
+        error = ""
+        try:
+            host.stage(command, self.peers())
+        except (ElasticError, OSError) as failed:
+            error = str(failed)
+        self._tell(Staged(slice_index=host.slice_index, generation=command.generation, error=error))
+
+    def _digest(self, host: VirtualHost, command: ComputeDigest) -> None:
+        try:
+            digest = whole_state_digest(command, self.peers())
+        except (ElasticError, OSError):
+            digest = ""  # the report says "unknown"
+        self._tell(
+            DigestDone(
+                slice_index=host.slice_index,
+                generation=command.generation,
+                step=command.step,
+                purpose=command.purpose,
+                digest=digest,
+            )
+        )
+
+    def _assign(self, host: VirtualHost, command: Assign) -> None:
+        host.worker = WorkerState.IN_WORLD
+        host.world_generation = command.world.generation
+        if command.world.rank == 0:
+            self._next_world = command.world
+
+    def _reset(self, host: VirtualHost, command: ResetHost) -> None:
+        host.end()
+        self._say_attached(host)
+
+    def _shut_down(self, host: VirtualHost, command: Shutdown) -> None:
+        host.end()
+        host.lose_memory()
+
+    # ---- telling ----
+
+    def _say_attached(self, host: VirtualHost) -> None:
+        self._tell(
+            AgentAttached(
+                slice_index=host.slice_index,
+                worker=host.worker,
+                worker_pid=host.incarnation,
+                generation=self.fenced_below,
+                data_address=IN_PROCESS,
+            )
+        )
+
+    def _say_if_ready(self, host: VirtualHost) -> None:
+        """A starting slice is ready at once, but not while the one thread is in a broken world."""
+        if host.worker is WorkerState.STARTING and not 0 < self.inside < self.fenced_below:
+            host.worker = WorkerState.READY
+            self._tell(WorkerReady(slice_index=host.slice_index, pid=host.incarnation))
+
+
+_PERFORM: dict[type[Any], Callable[[VirtualHosts, VirtualHost, Any], None]] = {
+    StartWorker: VirtualHosts._start_worker,
+    EndWorker: VirtualHosts._end_worker,
+    Fence: VirtualHosts._fence,
+    StopAfter: VirtualHosts._stop_after,
+    Stage: VirtualHosts._stage,
+    ComputeDigest: VirtualHosts._digest,
+    Assign: VirtualHosts._assign,
+    ResetHost: VirtualHosts._reset,
+    Shutdown: VirtualHosts._shut_down,
+}

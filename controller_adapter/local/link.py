@@ -1,0 +1,135 @@
+"""The `Link` of a session in one process: each call is made in the name of all slices of the world."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from controller_adapter.local.engine import TICK_S, LocalEngine
+from elastic.events import Finished, LeftWorld, Rebuilt, WorkerFailed, WorldSpec, host_of
+from elastic.ports import JobOver
+from elastic.protocol import WorkerCommitted
+from reshard.ids import HostId
+from snapshot.arena import Arena
+
+
+class LocalLink:
+    """See `elastic.ports.Link`; for the training thread only."""
+
+    def __init__(self, engine: LocalEngine) -> None:
+        self.engine = engine
+
+    # ---- waiting and looking ----
+
+    def wait_world(self) -> WorldSpec | None:
+        """Block until the next world is assigned; None when the job is complete.
+
+        Raises JobOver when it was stopped.
+        """
+        while True:
+            self.engine.pump()
+            if self._is_complete():
+                return None
+            world = self.engine.hosts.enter()
+            if world is not None:
+                return world
+            self.engine.pump(TICK_S)
+
+    def is_fenced(self, generation: int) -> bool:
+        """Whether the world of `generation` has been given up. Blocks while a slice of it is stopped."""
+        self.engine.pump()
+        while self.engine.is_held():
+            self.engine.pump(TICK_S)
+        return self._is_given_up(generation) or self.engine.is_failed
+
+    def stop_step(self, generation: int) -> int | None:
+        """The step after whose boundary to stop, None to go on."""
+        stop = self.engine.hosts.stop_after
+        return stop.step if stop is not None and stop.generation == generation else None
+
+    def wait_fenced(self, generation: int, timeout_s: float | None) -> bool:
+        """Block until the world is given up (True), or the time is over or the job complete (False).
+
+        Raises JobOver when the job was stopped.
+        """
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        self.engine.pump()
+        while not self._is_complete() and not self._is_given_up(generation):
+            if until_s is not None and time.monotonic() >= until_s:
+                return False
+            self.engine.pump(TICK_S)
+        return self._is_given_up(generation)
+
+    def arenas(self) -> Mapping[HostId, Arena]:
+        """The snapshot memory of the slices that are in this world."""
+        members = self.engine.hosts.members()
+        return {host_of(host.slice_index): host.arena for host in members if host.arena is not None}
+
+    # ---- telling ----
+
+    def reserve(self, host: HostId, slot_bytes: int, journal_record_bytes: int, journal_records: int) -> None:
+        """Make room in a slice's memory. Raises InsufficientMemoryError."""
+        self.arenas()[host].reserve(
+            slot_bytes, journal_record_bytes=journal_record_bytes, journal_records=journal_records
+        )
+
+    def rebuilt(
+        self, generation: int, restored_step: int | None, form_s: float, restore_s: float, shm_bytes: int
+    ) -> None:
+        """Tell that the state is on the devices; bytes are worked out slice by slice."""
+        for host in self.engine.hosts.members():
+            snapshot = None if restored_step is None else host.summary_of(restored_step, generation)
+            self.engine.take(
+                Rebuilt(
+                    slice_index=host.slice_index,
+                    generation=generation,
+                    snapshot=snapshot,
+                    form_s=form_s,
+                    restore_s=restore_s,
+                    bytes_from={} if snapshot is None else host.bytes_from(snapshot),
+                )
+            )
+        self.engine.pump()
+
+    def committed(self, message: WorkerCommitted) -> None:
+        """Tell that a step's outputs are ready and captured, on every slice of the world."""
+        self.engine.commit(message)
+        self.engine.pump()
+
+    def left(self, generation: int) -> None:
+        """Tell that the loop has stopped at a boundary as told."""
+        for host in self.engine.hosts.members():
+            self.engine.take(LeftWorld(slice_index=host.slice_index, generation=generation))
+
+    def ended(self, generation: int, step: int) -> None:
+        """Tell that the training loop has come to its end."""
+        for host in self.engine.hosts.members():
+            snapshots, _ = host.verified_snapshots()
+            self.engine.take(
+                Finished(slice_index=host.slice_index, generation=generation, step=step, snapshots=snapshots)
+            )
+
+    def step_failed(self, generation: int, error: str) -> None:
+        """Tell that a step failed. Every loss is known at once: without one the error is the script's."""
+        self.engine.pump()
+        if not self._is_given_up(generation):
+            self.user_failed(error, 1)
+
+    def user_failed(self, error: str, exit_status: int) -> None:
+        """Tell that the user's code raised; the job ends with this status."""
+        members = self.engine.hosts.members()
+        first = members[0].slice_index if members else 0
+        self.engine.take(WorkerFailed(slice_index=first, error=error, exit_status=exit_status))
+
+    def unwound(self, generation: int) -> None:
+        """Tell that the training thread is out of its world."""
+        self.engine.hosts.leave()
+        self.engine.pump()
+
+    def _is_given_up(self, generation: int) -> bool:
+        return generation < self.engine.hosts.fenced_below
+
+    def _is_complete(self) -> bool:
+        if self.engine.is_failed:
+            raise JobOver(f"the job has ended: {self.engine.error}")
+        return self.engine.is_over

@@ -1,0 +1,146 @@
+"""The state between a world's devices and the hosts' snapshot memory: made fresh, restored, captured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from elastic.events import WorldSpec
+from elastic.ports import Link, Runtime
+from reshard.errors import MissingShardError
+from reshard.redundancy import captures
+from snapshot.arena import MIN_SLOTS
+from snapshot.capture import Capturer
+from snapshot.contents import open_source
+from snapshot.journal import record_bytes
+from snapshot.restore import restore
+from snapshot.source import ShardSource
+from snapshot.tree import layout_of
+
+MAX_JOURNALLED_SAMPLES = 4096
+MIN_JOURNAL_RECORDS = 8
+
+
+class StateMemory:
+    """What a session keeps of the state between worlds: its leaves' shapes and dtypes, so that `init` is
+    traced once.
+    """
+
+    def __init__(self) -> None:
+        self._abstract: Any = None
+
+    def remember(self, state: Any) -> None:
+        """Keep the shapes and dtypes of a state (nothing of its devices)."""
+        self._abstract = jax.tree.map(_abstract, state)
+
+    def target(self, init: Callable[..., Any], shardings: Any, arguments: tuple[Any, ...]) -> Any:
+        """What to restore into: shapes and dtypes with these shardings (a prefix of the state's structure
+        will do).
+        """
+        if self._abstract is None:
+            self._abstract = jax.eval_shape(init, *arguments)
+
+        def place(sharding: Any, subtree: Any) -> Any:
+            return jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), subtree
+            )
+
+        return jax.tree.map(place, shardings, self._abstract)
+
+
+class StateKeeper:
+    """Makes, restores and captures the state of one world on `mesh`, whose axis `elastic_axis` spans what
+    is alive.
+    """
+
+    def __init__(
+        self,
+        spec: WorldSpec,
+        link: Link,
+        memory: StateMemory,
+        mesh: Mesh,
+        elastic_axis: str,
+        capture_every: int,
+    ) -> None:
+        self._spec = spec
+        self._link = link
+        self._memory = memory
+        self._mesh = mesh
+        self._elastic_axis = elastic_axis
+        self._capture_every = capture_every
+        self._capturers: list[Capturer] = []
+
+    def make(
+        self, init: Callable[..., Any], shardings: Any, arguments: tuple[Any, ...], runtime: Runtime
+    ) -> tuple[Any, int]:
+        """The state on the devices, ready to be captured, and the bytes read for it (0 for a fresh one)."""
+        step = self._spec.restore_step
+        if step is None:
+            state = jax.jit(init, out_shardings=shardings)(*arguments)
+            jax.block_until_ready(state)
+            self._memory.remember(state)
+            self._prepare(state, runtime)
+            return state, 0
+        source = self._source(step)
+        try:
+            state = restore(self._memory.target(init, shardings, arguments), source)
+        finally:
+            source.close()
+        jax.block_until_ready(state)
+        self._prepare(state, runtime)
+        for arena in self._link.arenas().values():
+            arena.discard_newer_than(step)
+        self.capture(state, step, self._spec.restore_position)
+        return state, sum(map(_local_bytes, jax.tree.leaves(state)))
+
+    def capture(self, state: Any, step: int, position: int) -> tuple[float, int]:
+        """Copy this process's share into the snapshots; returns how long the loop was held (seconds) and
+        the bytes.
+        """
+        stall_s, captured_bytes = 0.0, 0
+        for capturer in self._capturers:
+            stats = capturer.capture(state, step=step, generation=self._spec.generation, position=position)
+            stall_s += stats.copy_s
+            captured_bytes += stats.captured_bytes
+        return stall_s, captured_bytes
+
+    def is_due(self, step: int) -> bool:
+        """Whether the state after `step` is to be captured."""
+        return (step + 1) % self._capture_every == 0
+
+    def _source(self, step: int) -> ShardSource:
+        paths = [path for arena in self._link.arenas().values() for path in arena.slot_files()]
+        source = open_source(paths, step, None)
+        if not source.arrays:
+            source.close()
+            raise MissingShardError("every array", (), step)
+        return source
+
+    def _prepare(self, state: Any, runtime: Runtime) -> None:
+        """Make room in the arenas and work out what goes where, so that captures only copy."""
+        hosts = {device.id: runtime.host_of(device) for device in self._mesh.devices.flat}
+        layout = layout_of(state, self._mesh, hosts, elastic_axis=self._elastic_axis)
+        chosen = captures(layout, self._spec.replicas)
+        num_records = 2 * MIN_SLOTS * self._capture_every + MIN_JOURNAL_RECORDS
+        for host, arena in self._link.arenas().items():
+            if host not in chosen:
+                continue
+            capturer = Capturer(arena, layout, host, chosen[host])
+            self._link.reserve(host, capturer.slot_bytes, record_bytes(MAX_JOURNALLED_SAMPLES), num_records)
+            capturer.warm_up(state)
+            self._capturers.append(capturer)
+
+
+def _abstract(leaf: Any) -> Any:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if isinstance(leaf, jax.Array) else leaf
+
+
+def _local_bytes(leaf: Any) -> int:
+    """Bytes of the distinct boxes that this process holds of an array."""
+    if not isinstance(leaf, jax.Array):
+        return 0
+    boxes = {str(shard.index): int(shard.data.nbytes) for shard in leaf.addressable_shards}
+    return sum(boxes.values())

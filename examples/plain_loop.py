@@ -1,0 +1,54 @@
+"""A training loop in plain JAX that survives the loss of a slice: it learns y = sin(sum(x)) from samples made on the fly.
+
+elastic launch --slices 3 --fault kill:slice=1@step=20 --rejoin-after-steps 20 -- examples/plain_loop.py
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+import elastic
+
+STEPS, BATCH, WIDTH, RATE = 300, 96, 1024, 0.01
+
+
+class Waves:
+    """A map-style data set: `len()`, and each sample a dict of arrays."""
+
+    def __len__(self):
+        return 100_000
+
+    def __getitem__(self, index):
+        x = np.random.default_rng(index).standard_normal(16, dtype=np.float32)
+        return {"x": x, "y": np.sin(x.sum())}
+
+
+def init():
+    sizes = [(16, WIDTH), (WIDTH, WIDTH), (WIDTH, 1)]
+    keys = jax.random.split(jax.random.key(0), len(sizes))
+    params = [jax.random.normal(key, size) * size[0] ** -0.5 for key, size in zip(keys, sizes, strict=True)]
+    return {"params": params, "velocity": jax.tree.map(jnp.zeros_like, params)}
+
+
+def loss_of(params, batch):
+    hidden = jnp.tanh(jnp.tanh(batch["x"] @ params[0]) @ params[1])
+    return jnp.mean((hidden @ params[2] - batch["y"][:, None]) ** 2)
+
+
+def train_step(state, batch):
+    loss, gradients = jax.value_and_grad(loss_of)(state["params"], batch)
+    velocity = jax.tree.map(lambda v, g: 0.9 * v + g, state["velocity"], gradients)
+    params = jax.tree.map(lambda p, v: p - RATE * v, state["params"], velocity)
+    return {"params": params, "velocity": velocity}, {"loss": loss}
+
+
+with elastic.session() as session:
+    for world in session.worlds():  # again at every change of topology
+        with world:  # what is made on devices belongs in here
+            everywhere = NamedSharding(world.mesh({"data": -1}), PartitionSpec())
+            state = world.restore(init, everywhere)  # fresh at first, afterwards from snapshots
+            step_fn = jax.jit(train_step, donate_argnums=0, out_shardings=everywhere)
+            for step, batch in world.batches(Waves(), global_batch=BATCH, num_steps=STEPS):
+                state, metrics = step_fn(state, batch)
+                world.commit(step, state, metrics)

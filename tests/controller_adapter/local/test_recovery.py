@@ -1,0 +1,202 @@
+"""A job under the local adapter loses virtual slices and goes on: nothing lost, nothing left behind."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from local_jobs import Outcome, faults_at, make_spec, open_session, outcome, run, train
+
+from elastic.ports import JobOver
+from elastic.records import LossDetected, RunEnded, of_kind
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, float]]:
+    """The losses of the same job without a fault."""
+    with tempfile.TemporaryDirectory(prefix="elastic-slices-test-", dir="/dev/shm") as root:
+        yield run(make_spec(tmp_path_factory.mktemp("undisturbed"), Path(root))).losses
+
+
+def assert_nothing_lost(result: Outcome, steps: int = 12) -> None:
+    report = result.report
+    assert report.run.outcome == "completed", report.run.error
+    assert (report.steps.committed, report.steps.lost, report.steps.repeated) == (steps, 0, 0)
+    assert (report.samples.consumed, report.samples.lost, report.samples.repeated) == (12 * steps, 0, 0)
+    assert set(report.invariants.values()) == {"held"}
+    assert report.final.state_digest
+    assert report.run.simulated_faults
+
+
+def assert_same_losses(result: Outcome, undisturbed: dict[int, float], fault_step: int) -> None:
+    for step, loss in undisturbed.items():
+        if step < fault_step:
+            assert result.losses[step] == loss
+        else:
+            assert result.losses[step] == pytest.approx(loss, rel=1e-3)
+
+
+def test_undisturbed_job_commits_each_step_once_in_one_world(tmp_path: Path, root: Path) -> None:
+    result = run(make_spec(tmp_path, root))
+    assert_nothing_lost(result)
+    assert [world.slices for world in result.worlds] == [(0, 1, 2)]
+    assert result.attempts == [(1, step) for step in range(12)]
+    assert not list(root.iterdir())
+    assert (tmp_path / "report.json").is_file()
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_kill_of_any_slice_goes_on_with_the_others(
+    tmp_path: Path, root: Path, undisturbed: dict[int, float], lost: int
+) -> None:
+    result = run(make_spec(tmp_path, root), faults={(1, 5): ("kill", lost)})
+    assert_nothing_lost(result)
+    assert_same_losses(result, undisturbed, 5)
+    (recovery,) = result.report.recoveries
+    assert recovery.lost_slices == (lost,)
+    assert recovery.slices_after == tuple(index for index in range(3) if index != lost)
+    assert (recovery.mode, recovery.restored_step, recovery.resumed_step) == ("in-place", 4, 5)
+    assert recovery.bytes_moved == recovery.bytes_lower_bound == 0
+    assert recovery.mttr_s is not None
+    assert recovery.mttr_s > 0
+
+
+def test_stopped_slice_is_given_up_after_its_heartbeat_bound(
+    tmp_path: Path, root: Path, undisturbed: dict[int, float]
+) -> None:
+    result = run(make_spec(tmp_path, root), faults={(1, 5): ("stop", 1)})
+    assert_nothing_lost(result)
+    assert_same_losses(result, undisturbed, 5)
+    (loss,) = of_kind(result.records, LossDetected)
+    assert loss.detector == "worker-heartbeat"
+    assert 0.15 <= result.report.recoveries[0].mttd_s < 1.0
+
+
+def test_told_slice_leaves_at_a_boundary_without_replay(
+    tmp_path: Path, root: Path, undisturbed: dict[int, float]
+) -> None:
+    result = run(make_spec(tmp_path, root), faults={(1, 5): ("term", 2)})
+    assert_nothing_lost(result)
+    assert_same_losses(result, undisturbed, 5)
+    assert [step for _, step in result.attempts] == list(range(12))
+    assert result.report.steps.replayed == 0
+    assert result.report.recoveries[0].slices_after == (0, 1)
+
+
+def test_lost_host_is_a_loss_like_any_other(tmp_path: Path, root: Path) -> None:
+    result = run(make_spec(tmp_path, root), faults={(1, 5): ("host", 0)})
+    assert_nothing_lost(result)
+    assert "host was lost" in result.report.recoveries[0].cause
+
+
+@pytest.mark.parametrize("faults", [{(1, 3): ("kill", 0), (2, 7): ("kill", 2)}, {(1, 3): ("kill", 0, 2)}])
+def test_two_lost_slices_leave_the_third(
+    tmp_path: Path, root: Path, undisturbed: dict[int, float], faults: dict[tuple[int, int], tuple[str, ...]]
+) -> None:
+    result = run(make_spec(tmp_path, root), faults=faults)
+    assert_nothing_lost(result)
+    assert_same_losses(result, undisturbed, 3)
+    assert result.worlds[-1].slices == (1,)
+
+
+def test_kill_during_replay_goes_back_once_more(
+    tmp_path: Path, root: Path, undisturbed: dict[int, float]
+) -> None:
+    spec = make_spec(tmp_path, root, capture_every=4)
+    result = run(spec, faults={(1, 7): ("kill", 0), (2, 5): ("kill", 1)})
+    assert_nothing_lost(result)
+    assert_same_losses(result, undisturbed, 4)
+    assert [world.restored_step for world in result.worlds] == [None, 3, 3]
+    assert result.report.steps.replayed == 3
+
+
+def test_kill_during_the_first_step_begins_again_without_the_slice(tmp_path: Path, root: Path) -> None:
+    result = run(make_spec(tmp_path, root), faults={(1, 0): ("kill", 1)})
+    assert_nothing_lost(result)
+    assert [world.restored_step for world in result.worlds] == [None, None]
+
+
+def test_replacement_joins_at_a_boundary_and_takes_its_shards_from_peers(
+    tmp_path: Path, root: Path, undisturbed: dict[int, float]
+) -> None:
+    spec = make_spec(tmp_path, root, rejoin_after_steps=2)
+    result = run(spec, faults={(1, 3): ("kill", 1)})
+    assert_nothing_lost(result)
+    assert_same_losses(result, undisturbed, 3)
+    joined = result.report.recoveries[1]
+    assert (joined.mode, joined.joined_slices, joined.slices_after) == ("scale-up", (1,), (0, 1, 2))
+    assert joined.bytes_moved == joined.bytes_lower_bound == joined.source_tiers["peer"] > 0
+    assert [step for _, step in result.attempts] == [*range(4), *range(3, 12)]
+
+
+def test_stop_of_all_slices_goes_on_from_their_memory(
+    tmp_path: Path, root: Path, undisturbed: dict[int, float]
+) -> None:
+    spec = make_spec(tmp_path, root, rejoin_after_steps=0)
+    result = run(spec, faults={(1, 5): ("stop", 0, 1, 2)})
+    assert_nothing_lost(result)
+    assert result.losses == undisturbed
+
+
+def test_state_that_only_the_lost_slice_had_is_said_to_be_lost(tmp_path: Path, root: Path) -> None:
+    spec = make_spec(tmp_path, root)
+    with pytest.raises(JobOver, match="the state is lost, and 5 committed steps"):
+        run(spec, faults={(1, 5): ("kill", 1)}, spread=True)
+    (ended,) = of_kind(outcome(spec).records, RunEnded)
+    assert (ended.outcome, ended.exit_status) == ("failed", 1)
+
+
+def test_too_few_slices_are_waited_for_and_then_fail_clearly(tmp_path: Path, root: Path) -> None:
+    spec = make_spec(tmp_path, root, min_slices=3, wait_s=0.1)
+    with pytest.raises(JobOver, match="2 of at least 3 slices were there in time"):
+        run(spec, faults={(1, 5): ("kill", 1)})
+    result = outcome(spec)
+    assert result.records[-1] == of_kind(result.records, RunEnded)[0]
+    assert result.report.badput_s.wait >= 0.1
+
+
+@pytest.mark.parametrize("error", [ValueError("bad data"), OSError("disk full")])
+def test_error_of_the_script_passes_through_and_is_not_tried_again(
+    tmp_path: Path, root: Path, error: Exception
+) -> None:
+    spec, attempts = make_spec(tmp_path, root), []
+
+    def hook(world: object, step: int) -> None:
+        attempts.append(step)
+        if step == 3:
+            raise error
+
+    with pytest.raises(type(error), match=str(error)):
+        train(open_session(spec), 12, hook)
+    assert attempts == [0, 1, 2, 3]
+    assert str(error) in outcome(spec).report.run.error
+    assert not list(root.iterdir())
+
+
+def test_error_of_the_runtime_without_a_loss_passes_through(tmp_path: Path, root: Path) -> None:
+    import jax
+
+    spec, attempts = make_spec(tmp_path, root), []
+
+    def hook(world: object, step: int) -> None:
+        attempts.append(step)
+        if step == 3:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="out of memory"):
+        train(open_session(spec), 12, hook)
+    assert attempts == [0, 1, 2, 3]
+
+
+def test_error_of_the_runtime_that_a_loss_explains_is_taken_for_it(tmp_path: Path, root: Path) -> None:
+    import jax
+
+    def raise_once(world: object, step: int) -> None:
+        if getattr(world, "generation", 0) == 1 and step == 3:
+            raise jax.errors.JaxRuntimeError("INTERNAL: device lost")
+
+    spec = make_spec(tmp_path, root)
+    train(open_session(spec), 12, faults_at({(1, 3): ("kill", 1)}, raise_once))
+    assert_nothing_lost(outcome(spec))

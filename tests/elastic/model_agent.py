@@ -1,0 +1,223 @@
+"""The agent of a modelled host: obeys the coordinator while it is connected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from model_state import Content
+from model_worker import Snapshot
+
+from elastic.events import (
+    AgentAttached,
+    Assign,
+    ComputeDigest,
+    DigestDone,
+    EndWorker,
+    Event,
+    Fence,
+    Fenced,
+    ResetHost,
+    Shutdown,
+    SnapshotSummary,
+    Stage,
+    Staged,
+    StartWorker,
+    StopAfter,
+    WorkerLost,
+    WorkerState,
+    host_of,
+)
+from reshard.holdings import Holding
+
+if TYPE_CHECKING:
+    from model_host import Host
+
+
+class Agent:
+    """The sidecar of a host: obeys the coordinator while it is connected."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.job = host.job
+        self.alive = True
+        self.generation = 0
+        self.fence_pending = False
+        self._up_s = 0.0
+        self._down_s = 0.0
+
+    @property
+    def index(self) -> int:
+        return self.host.index
+
+    def _in_order(self, last_s: float) -> float:
+        return max(self.job.now_s + self.job.jitter_s(), last_s + 1e-6)
+
+    def attach(self) -> None:
+        """Tell the coordinator what there is, and what the worker said last."""
+        worker = self.host.worker
+        event = AgentAttached(
+            slice_index=self.index,
+            worker=worker.state if worker else WorkerState.NONE,
+            worker_pid=worker.pid if worker else 0,
+            generation=self.generation,
+            data_address=f"host:{self.index}",
+        )
+        self._send(lambda: self.job.attach(self, event))
+        for word in worker.last_words if worker else ():
+            self.tell(word)
+
+    def tell(self, event: Event) -> None:
+        """Send an event, in order; the coordinator hears it unless it has given this agent up."""
+
+        def arrive() -> None:
+            if self.host.attached is self:
+                self.job.tell(event)
+
+        self._send(arrive)
+
+    def _send(self, arrive: Callable[[], None]) -> None:
+        if not self.alive or self.host.cut:
+            return
+        self._up_s = self._in_order(self._up_s)
+        self.job.after(self._up_s - self.job.now_s, arrive)
+
+    def break_stream(self, noticed_s: float) -> None:
+        """The coordinator notices after a while, and after all that was sent before."""
+        last_life_s = self.job.now_s
+        self._up_s = max(self._up_s, self.job.now_s + noticed_s) + 1e-6
+        self.job.after(self._up_s - self.job.now_s, lambda: self.job.detach(self.index, self, last_life_s))
+
+    def receive_later(self, command: Any) -> None:
+        """A command is under way to this agent."""
+        self._down_s = self._in_order(self._down_s)
+
+        def arrive() -> None:
+            if self.alive and not self.host.cut:
+                self._obey(command)
+
+        self.job.after(self._down_s - self.job.now_s, arrive)
+
+    def _obey(self, command: Any) -> None:
+        worker = self.host.worker
+        if isinstance(command, StartWorker):
+            self.host.start_worker()
+        elif isinstance(command, EndWorker):
+            self._end_quietly()
+        elif isinstance(command, Fence):
+            self._fence(command)
+        elif isinstance(command, StopAfter):
+            if worker is not None and worker.spec and worker.spec.generation == command.generation:
+                worker.stop_after = command.step
+        elif isinstance(command, Stage):
+            self.job.after(self.job.random.uniform(0.005, 0.05), lambda: self._stage(command))
+        elif isinstance(command, Assign):
+            if worker is not None and worker.state is WorkerState.READY:
+                worker.enter(command.world)
+        elif isinstance(command, ComputeDigest):
+            self.job.after(self.job.random.uniform(0.005, 0.05), lambda: self._digest(command))
+        elif isinstance(command, ResetHost):
+            self._end_quietly()
+            self.attach()
+        elif isinstance(command, Shutdown):
+            self._end_quietly()
+            self.host.is_released = True
+
+    def _end_quietly(self) -> None:
+        if self.host.worker is not None:
+            self.host.worker.end()
+        if self.fence_pending:
+            self._report()
+
+    def _fence(self, command: Fence) -> None:
+        if command.generation < self.generation:
+            return
+        self.generation, self.fence_pending = command.generation, True
+        worker = self.host.worker
+        if command.leave_out:
+            self._end_quietly()
+        elif worker is not None and worker.state is WorkerState.IN_WORLD:
+            worker.leave()
+        else:
+            self._report()
+
+    def heard_unwound(self) -> None:
+        if self.fence_pending:
+            self._report()
+
+    def worker_ended(self, pid: int, cause: str) -> None:
+        self.tell(
+            WorkerLost(
+                slice_index=self.index,
+                pid=pid,
+                cause=cause,
+                detector="process-exit",
+                last_life_unix_s=0.0,
+            )
+        )
+        if self.fence_pending:
+            self._report()
+
+    def _report(self) -> None:
+        self.fence_pending = False
+        worker = self.host.worker
+        self.tell(
+            Fenced(
+                slice_index=self.index,
+                generation=self.generation,
+                worker=worker.state if worker else WorkerState.NONE,
+                snapshots=self.host.summaries(),
+            )
+        )
+
+    def _stage(self, command: Stage) -> None:
+        if not self.alive or command.generation != self.generation:
+            return
+        error, contents, holdings = "", set[Content](), []
+        for transfer in command.transfers:
+            source = self.job.hosts[transfer.source.slice_index]
+            content = source.serve(command.step, command.of_generation)
+            if content is None:
+                error = f"{transfer.source} has no step {command.step}"
+                break
+            contents.add(content)
+            holdings.append(
+                Holding(
+                    host=host_of(self.index),
+                    step=command.step,
+                    path=transfer.path,
+                    box=transfer.piece,
+                    checksum=0,
+                    tier="shm",
+                )
+            )
+        self.host.stage = None
+        if command.transfers and not error:
+            (content,) = contents
+            summary = SnapshotSummary(
+                step=command.step,
+                generation=command.generation,
+                layout=command.layout,
+                holdings=tuple(holdings),
+            )
+            self.host.stage = Snapshot(command.step, command.generation, content, summary, complete=True)
+        self.tell(Staged(slice_index=self.index, generation=command.generation, error=error))
+
+    def _digest(self, command: ComputeDigest) -> None:
+        if not self.alive:
+            return
+        contents = {
+            self.job.hosts[transfer.source.slice_index].serve(command.step, command.of_generation)
+            for transfer in command.transfers
+        }
+        digest = "" if None in contents else str(hash(next(iter(contents))))
+        assert len(contents) == 1 or not digest
+        self.tell(
+            DigestDone(
+                slice_index=self.index,
+                generation=command.generation,
+                step=command.step,
+                purpose=command.purpose,
+                digest=digest,
+            )
+        )

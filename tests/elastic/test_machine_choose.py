@@ -1,0 +1,72 @@
+"""Which snapshot a recovery goes back to: whole, newest, and of one timeline."""
+
+from dataclasses import replace
+
+import pytest
+from model_state import summary_of
+
+from elastic.choose import choose_restore, plan_restore, plan_whole
+from reshard.errors import MissingShardError
+from reshard.ids import HostId
+
+WORLD = (0, 1, 2)
+
+
+def held(*found: tuple[int, int, int], replicas: int = 2) -> dict[HostId, list[object]]:
+    """Snapshots as (host, step, generation)."""
+    snapshots: dict[HostId, list[object]] = {}
+    for host, step, generation in found:
+        summary = summary_of(WORLD, replicas, host, step, generation)
+        snapshots.setdefault(HostId(host), []).append(summary)
+    return snapshots
+
+
+def chosen(snapshots: dict[HostId, list[object]], restored: dict[int, int]) -> tuple[int, int] | None:
+    choice, _ = choose_restore(snapshots, restored)  # type: ignore[arg-type]
+    return None if choice is None else (choice.step, choice.generation)
+
+
+def test_choose_takes_the_newest_step_that_all_boxes_are_there_of() -> None:
+    snapshots = held((0, 4, 1), (1, 4, 1), (0, 5, 1))
+    assert chosen(snapshots, {1: -1}) == (4, 1)
+
+
+def test_choose_says_why_newer_steps_were_refused() -> None:
+    _, why = choose_restore(held((0, 4, 1), (1, 4, 1), (0, 5, 1)), {1: -1})  # type: ignore[arg-type]
+    assert why.startswith("step 4 is whole in the memory of 2 hosts; step 5 lacks boxes of 1 array")
+
+
+def test_choose_never_puts_shards_of_two_generations_together() -> None:
+    assert chosen(held((0, 5, 1), (1, 5, 2)), {1: -1, 2: 5}) is None
+
+
+def test_choose_refuses_what_a_later_world_left_behind() -> None:
+    snapshots = held((0, 6, 1), (1, 6, 1), (0, 5, 2), (1, 5, 2))
+    assert chosen(snapshots, {1: -1}) == (6, 1)
+    assert chosen(snapshots, {1: -1, 2: 5}) == (5, 2)
+
+
+def test_choose_keeps_the_snapshot_a_later_world_was_restored_from() -> None:
+    assert chosen(held((0, 5, 1), (1, 5, 1), (0, 5, 2)), {1: -1, 2: 5, 3: 5}) == (5, 1)
+
+
+def test_choose_says_so_when_nobody_holds_anything() -> None:
+    assert choose_restore({}, {}) == (None, "no host holds a complete snapshot")
+
+
+def test_plan_restore_moves_only_what_the_targets_lack() -> None:
+    choice, _ = choose_restore(held((0, 4, 1), (1, 4, 1), (2, 4, 1)), {})  # type: ignore[arg-type]
+    assert choice is not None
+    target, plan = plan_restore(choice, (HostId(0), HostId(2)), devices_per_host=1)
+    assert target.mesh.axis_sizes == (2,)
+    assert plan.bytes_moved == plan.bytes_lower_bound == 32
+
+
+def test_plan_whole_brings_every_array_to_one_host() -> None:
+    choice, _ = choose_restore(held((0, 4, 1), (1, 4, 1)), {})  # type: ignore[arg-type]
+    assert choice is not None
+    _, plan = plan_whole(choice.layout, choice.holdings, 4, HostId(2))
+    assert {transfer.target for transfer in plan.transfers} == {HostId(2)}
+    lacking = replace(choice, holdings=choice.holdings[:1])
+    with pytest.raises(MissingShardError):
+        plan_whole(lacking.layout, lacking.holdings, 4, HostId(2))
