@@ -1,7 +1,7 @@
 """How long does `import elastic` take in a fresh process, JAX not imported?
 
-Alternates with processes that import nothing: an interpreter's own start is the floor. The bound is on the import itself,
-timed inside the process.
+Alternates with processes that import nothing: an interpreter's own start is the floor. The bound is on the
+import itself, timed inside the process.
 """
 
 from __future__ import annotations
@@ -28,8 +28,12 @@ assert "jax" not in sys.modules, "importing elastic imported JAX"
 
 def options() -> Namespace:
     made = parser(__doc__ or "", "import.json")
-    made.add_argument("--runs", type=int, default=None, help="fresh processes of each kind (default 40; smoke 3)")
-    made.add_argument("--top", type=int, default=8, help="how many of the slowest modules to show (default: %(default)s)")
+    made.add_argument(
+        "--runs", type=int, default=None, help="fresh processes of each kind (default 40; smoke 3)"
+    )
+    made.add_argument(
+        "--top", type=int, default=8, help="how many of the slowest modules to show (default: %(default)s)"
+    )
     given = made.parse_args()
     given.runs = given.runs or (3 if given.smoke else 40)
     return given
@@ -78,11 +82,16 @@ def main() -> None:
     verdict = "pass" if taken.median < BOUND_S else "miss"
     print(f"floor   {floor_s:.3f} s  an interpreter that imports nothing, start to end")
     print(f"bound  <{BOUND_S:.3f} s  for `import elastic`, JAX not imported")
-    print(f"import  {taken.median:.3f} s  [{taken.low:.3f}, {taken.high:.3f}], median of {given.runs}: {verdict}")
+    print(
+        f"import  {taken.median:.3f} s  [{taken.low:.3f}, {taken.high:.3f}],"
+        f" median of {given.runs}: {verdict}"
+    )
     print(f"CPU     {statistics.median(cpus):.3f} s  of the import, which load disturbs less")
     print(f"whole   {statistics.median(walls):.3f} s  {statistics.median(walls) / floor_s:.1f} x floor")
     slowest = slowest_modules(run_python("import elastic", "-X", "importtime")[1].stderr, given.top)
-    print("slowest by their own time: " + ", ".join(f"{name} {own_s * 1e3:.1f} ms" for name, own_s in slowest))
+    print(
+        "slowest by their own time: " + ", ".join(f"{name} {own_s * 1e3:.1f} ms" for name, own_s in slowest)
+    )
     if not is_quiet(load_before, 0):
         print(f"the machine was not quiet before the start (load {load_before}): do not quote these figures")
     figures = {

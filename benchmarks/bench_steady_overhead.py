@@ -1,10 +1,11 @@
 """What does a steady step cost under the engine, a snapshot at every step included, over the bare loop?
 
-Launches a job as users do (`elastic launch`, 3 slices of 2 devices, processes of their own) whose script runs bare steps
-and wrapped ones in turn: see scripts/steady_overhead_loop.py. A bare step is one of a careful loop without the engine:
-make the batch, step, wait for the loss. Blocks of them alternate in the same processes, on the same state, with the same
-jitted step; the overhead is the median over all pairs of blocks. The engine's other processes (agents, coordinator)
-live during the bare steps too: what they then need is told as their CPU time.
+Launches a job as users do (`elastic launch`, 3 slices of 2 devices, processes of their own) whose script
+runs bare steps and wrapped ones in turn: see scripts/steady_overhead_loop.py. A bare step is one of a
+careful loop without the engine: make the batch, step, wait for the loss. Blocks of them alternate in the
+same processes, on the same state, with the same jitted step; the overhead is the median over all pairs of
+blocks. The engine's other processes (agents, coordinator) live during the bare steps too: what they then
+need is told as their CPU time.
 """
 
 from __future__ import annotations
@@ -28,10 +29,24 @@ SLICES = 3
 
 def options() -> Namespace:
     made = parser(__doc__ or "", "steady_overhead.json")
-    made.add_argument("--pairs", type=int, default=None, help="rounds of bare, wrapped and floor blocks (default 18; smoke 2)")
-    made.add_argument("--steps", type=int, default=None, help="counted steps of a block (default 10; smoke 3)")
-    made.add_argument("--out", type=Path, default=RUNS / "steady_overhead", help="directory of the job (default: %(default)s)")
-    made.add_argument("--timeout-s", type=float, default=600, help="give up after so long (default: %(default)s)")
+    made.add_argument(
+        "--pairs",
+        type=int,
+        default=None,
+        help="rounds of bare, wrapped and floor blocks (default 18; smoke 2)",
+    )
+    made.add_argument(
+        "--steps", type=int, default=None, help="counted steps of a block (default 10; smoke 3)"
+    )
+    made.add_argument(
+        "--out",
+        type=Path,
+        default=RUNS / "steady_overhead",
+        help="directory of the job (default: %(default)s)",
+    )
+    made.add_argument(
+        "--timeout-s", type=float, default=600, help="give up after so long (default: %(default)s)"
+    )
     made.add_argument("--again", action="store_true", help="print the figures of the last job, run none")
     given = made.parse_args()
     given.pairs = given.pairs or (2 if given.smoke else 18)
@@ -44,7 +59,15 @@ def run_job(given: Namespace) -> None:
     given.out.mkdir(parents=True)
     command = [sys.executable, "-m", "elastic", "launch", "--slices", str(SLICES), "--devices-per-host", "2"]
     command += ["--rehearsals", "0", "--rejoin-after-steps", "never", "--out", str(given.out), "--"]
-    command += [str(SCRIPT), "--rounds", str(given.pairs), "--block", str(given.steps), "--into", str(given.out)]
+    command += [
+        str(SCRIPT),
+        "--rounds",
+        str(given.pairs),
+        "--block",
+        str(given.steps),
+        "--into",
+        str(given.out),
+    ]
     log_path = given.out / "launch.log"
     with log_path.open("wb") as log:
         job = subprocess.Popen(command, cwd=ROOT, env=compile_cache_environment(), stdout=log, stderr=log)
@@ -81,16 +104,22 @@ def read_job(directory: Path) -> tuple[list[dict[str, Any]], dict[int, float], i
 
 def show(result: Steady, verdict: str, captured_bytes: int, floor_bytes: int) -> None:
     step, part = result.step_ms, result.parts_ms
-    print(f"bound    0.00 %  the bare loop, {step['bare']:.2f} ms a step; two bare blocks in a row differ by {result.noise:.2%}")
     print(
-        f"floor    {_range(result.floor)}  bare loop + copy and hash of the {floor_bytes / 1e6:.1f} MB that a snapshot holds"
-        f" ({part['copy_and_hash']:.2f} ms where it stands)"
+        f"bound    0.00 %  the bare loop, {step['bare']:.2f} ms a step;"
+        f" two bare blocks in a row differ by {result.noise:.2%}"
+    )
+    print(
+        f"floor    {_range(result.floor)}  copy and hash of a snapshot's bytes, {floor_bytes / 1e6:.1f} MB"
+        f" ({part['copy_and_hash']:.2f} ms)"
     )
     print(f"target  <={TARGET:.2%}")
-    print(f"engine   {_range(result.overhead)}  {step['wrapped']:.2f} ms a step, median of {len(result.pairs)} pairs: {verdict}")
+    print(
+        f"engine   {_range(result.overhead)}  {step['wrapped']:.2f} ms a step,"
+        f" median of {len(result.pairs)} pairs: {verdict}"
+    )
     print(f"typical  {_range(result.typical)}  the same of each block's median step: without its stragglers")
     print(f"CPU      {_range(result.cpu)}  the same of the workers' CPU time, which load disturbs less")
-    print(f"parts    {result.by_parts:6.2%}  batch and commit of the engine less a bare batch, from the table below")
+    print(f"parts    {result.by_parts:6.2%}  the engine's batch and commit less a bare batch, as below")
     if captured_bytes != floor_bytes:
         print(f"note: the engine captures {captured_bytes} bytes, the floor copies {floor_bytes}")
     print("\nwhere a step's time goes, ms (medians)            bare   engine")
@@ -105,13 +134,19 @@ def show(result: Steady, verdict: str, captured_bytes: int, floor_bytes: int) ->
         ("  capture (stall_s, slowest slice)", None, part["capture"]),
         ("  the rest", None, part["commit_rest"]),
         ("CPU of the 3 workers, mean", result.cpu_ms["bare"], result.cpu_ms["wrapped"]),
-        *((f"CPU of {role}", bare, result.engine_cpu_ms["wrapped"][role]) for role, bare in result.engine_cpu_ms["bare"].items()),
+        *(
+            (f"CPU of {role}", bare, result.engine_cpu_ms["wrapped"][role])
+            for role, bare in result.engine_cpu_ms["bare"].items()
+        ),
     ]
     for name, bare, engine in rows:
         print(f"  {name:<42}{'' if bare is None else f'{bare:.2f}':>10}{engine:>9.2f}")
     background = sum(result.engine_cpu_ms["bare"].values())
     if background:
-        print(f"  (bare steps bear the engine's background: {background / result.cpu_ms['bare']:.1%} of the workers' CPU)")
+        print(
+            f"  (bare steps bear the engine's background:"
+            f" {background / result.cpu_ms['bare']:.1%} of the workers' CPU)"
+        )
     print()
 
 
@@ -123,7 +158,8 @@ def main() -> None:
     given = options()
     load_before = load1()
     print(
-        f"steady overhead: {SLICES} slices x 2 devices, {given.pairs} rounds of {given.steps} bare, wrapped and floor steps"
+        f"steady overhead: {SLICES} slices x 2 devices,"
+        f" {given.pairs} rounds of {given.steps} bare, wrapped and floor steps"
         f" (load {load_before})",
         flush=True,
     )
@@ -134,7 +170,12 @@ def main() -> None:
     verdict = "pass" if result.overhead.median <= TARGET else "miss"
     is_clear = not result.overhead.spans(TARGET)
     floor_bytes = int(measured[0]["floor_bytes"])
-    show(result, verdict if is_clear else f"{verdict}, but the interval spans the target", captured_bytes, floor_bytes)
+    show(
+        result,
+        verdict if is_clear else f"{verdict}, but the interval spans the target",
+        captured_bytes,
+        floor_bytes,
+    )
     if not is_quiet(load_before, 0):
         print(f"the machine was not quiet before the start (load {load_before}): do not quote these figures")
     figures = {

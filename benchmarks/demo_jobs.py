@@ -1,4 +1,4 @@
-"""Running `elastic demo` as a user does, and looking for what it leaves behind. Used by bench_recovery and tests/soak."""
+"""Running `elastic demo` as a user does, and looking for what it leaves behind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = "ELASTIC_SOAK_MARK"
-"""In the environment of everything a run starts, so that what is left of it can be found and nothing else is touched."""
+"""In the environment of everything a run starts: what is left of it can be found, and nothing else is."""
 STOP_GRACE_S = 10.0
 LEFT_GRACE_S = 2.0
 
@@ -49,7 +49,7 @@ class DemoCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoRun:
-    """How one demo run went. `status` is None when it did not end in time; `left` lists what it left behind."""
+    """How one demo run went. `status` is None when it did not end in time; `left` is what it left behind."""
 
     case: DemoCase
     directory: Path
@@ -66,7 +66,7 @@ class DemoRun:
 def run_demo(
     case: DemoCase, directory: Path, *, timeout_s: float, environment: Mapping[str, str] | None = None
 ) -> DemoRun:
-    """Run the case with its output and report in `directory`, which is emptied; end it when it takes longer than `timeout_s`."""
+    """Run the case, its output and report in `directory` (emptied first); end it after `timeout_s`."""
     from elastic.report import read_report
     from reshard.errors import UsageError
 
@@ -87,9 +87,7 @@ def run_demo(
     report = None
     with contextlib.suppress(UsageError):
         report = read_report(directory)
-    return DemoRun(
-        case=case, directory=directory, status=status, wall_s=wall_s, report=report, left=left
-    )
+    return DemoRun(case=case, directory=directory, status=status, wall_s=wall_s, report=report, left=left)
 
 
 def _run(
@@ -99,7 +97,12 @@ def _run(
     command += ["--out", str(directory), "--shm-dir", str(shm_root)]
     with (directory / "demo.log").open("wb") as log:
         job = subprocess.Popen(
-            command, cwd=ROOT, env=environment | {MARK: mark}, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            command,
+            cwd=ROOT,
+            env=environment | {MARK: mark},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
         )
         try:
             return job.wait(timeout=timeout_s)

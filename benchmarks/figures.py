@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import statistics
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A median with the bounds of its 95 % bootstrap interval; all three are the value when there is but one."""
+    """A median with the bounds of its 95 % bootstrap interval."""
 
     median: float
     low: float
@@ -68,13 +69,13 @@ def median_interval(values: Sequence[float], *, seed: int = 0, resamples: int = 
 
 
 def overheads(costs: Sequence[float], bases: Sequence[float]) -> list[float]:
-    """Return cost / base - 1 of each pair. Raises ValueError when the lengths differ or a base is not positive."""
+    """Return cost / base - 1 of each pair. Raises ValueError when lengths differ or a base is not above 0."""
     if any(base <= 0 for base in bases):
         raise ValueError("a base must be positive")
     return [cost / base - 1 for cost, base in zip(costs, bases, strict=True)]
 
 
 def own_noise(values: Sequence[float]) -> float:
-    """How much the same thing differs from one time to the next: the median of |b / a - 1| over neighbours (0 of one)."""
-    changes = [abs(later / earlier - 1) for earlier, later in zip(values, values[1:], strict=False)]
+    """How much the same thing changes from time to time: the median of |b / a - 1| over neighbours."""
+    changes = [abs(later / earlier - 1) for earlier, later in itertools.pairwise(values)]
     return statistics.median(changes) if changes else 0.0

@@ -19,9 +19,15 @@ def parser(description: str, default_json: str) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--smoke", action="store_true", help="small sizes: shows that it runs, the figures mean nothing")
     made.add_argument(
-        "--json", type=Path, default=RUNS / default_json, metavar="PATH", help="where the JSON goes (default: %(default)s)"
+        "--smoke", action="store_true", help="small sizes: shows that it runs, the figures mean nothing"
+    )
+    made.add_argument(
+        "--json",
+        type=Path,
+        default=RUNS / default_json,
+        metavar="PATH",
+        help="where the JSON goes (default: %(default)s)",
     )
     return made
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from elastic.records import FaultInjected, Record, StepCommitted, WorldFormed, of_kind
 from figures import spread
+
+from elastic.records import FaultInjected, Record, StepCommitted, WorldFormed, of_kind
 
 SETTLING_STEPS = 3
 MTTR_TARGET_S = 1.0
@@ -41,7 +42,8 @@ class Sample:
 
 
 def steady_step_s(records: Sequence[Record]) -> float | None:
-    """Median step of the first world that trains, before the first fault and after its first steps; None without any.
+    """Median step of the first world that trains, before the first fault and after its first steps; None
+    without any.
 
     Of each step the slowest slice counts: the others wait for it.
     """
@@ -73,7 +75,9 @@ def summarise(samples: Sequence[Sample]) -> dict[str, Any]:
         "mttr_s": spread(resumed).as_dict() if resumed else None,
         "mttr_in_place_s": _spread_of(in_place),
         "mttr_respawn_s": _spread_of([sample for sample in samples if sample.mode == "respawn"]),
-        "mttr_x_step": spread([s.mttr_s / s.step_s for s in samples if s.mttr_s is not None]).as_dict() if resumed else None,
+        "mttr_x_step": spread([s.mttr_s / s.step_s for s in samples if s.mttr_s is not None]).as_dict()
+        if resumed
+        else None,
         "rejoin_s": spread(rejoins).as_dict() if rejoins else None,
         "phases_s": {
             phase: spread([sample.phases_s[phase] for sample in samples]).as_dict()

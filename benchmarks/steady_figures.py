@@ -16,8 +16,8 @@ MS = 1e3
 class Steady:
     """The result: overheads over the bare loop as fractions, and where the time goes, in milliseconds a step.
 
-    `cpu` compares the workers' CPU time, which other load on the machine disturbs less than it does wall time. `by_parts`
-    adds up the medians of what the engine does in the loop, and divides by a bare step.
+    `cpu` compares the workers' CPU time, which other load on the machine disturbs less than it does wall
+    time. `by_parts` adds up the medians of what the engine does in the loop, and divides by a bare step.
     """
 
     overhead: Interval
@@ -34,7 +34,8 @@ class Steady:
 
 
 def block_times(measured: Sequence[dict[str, Any]], kind: str, *, typical: bool = False) -> list[float]:
-    """Seconds of a step in each block of a kind, in order of rounds: the slowest process's mean (or median) step.
+    """Seconds of a step in each block of a kind, in order of rounds: the slowest process's mean (or median)
+    step.
 
     The processes of a job wait for each other in every step, so the slowest is the job's pace.
     """
@@ -44,7 +45,7 @@ def block_times(measured: Sequence[dict[str, Any]], kind: str, *, typical: bool 
 
 
 def steady_figures(measured: Sequence[dict[str, Any]], stall_s: dict[int, float]) -> Steady:
-    """Compare the blocks. `stall_s` is what the history says of each step: the longest that a capture held a worker."""
+    """Compare the blocks. `stall_s` is, from the history, the longest that a step's capture held a worker."""
     bare = block_times(measured, "bare")
     wrapped = block_times(measured, "wrapped")
     pairs = overheads(wrapped, bare)

@@ -8,6 +8,7 @@ worker that an earlier one left behind.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
@@ -36,6 +37,7 @@ from elastic.events import (
     ResetHost,
     Shutdown,
     Stage,
+    Staged,
     StartWorker,
     StepFailed,
     StopAfter,
@@ -68,6 +70,11 @@ from snapshot.dataplane import DataPlaneServer
 
 PID_FILE = "worker.pid"
 EXIT_GRACE_S = 60.0
+ADOPT_S = 2.0
+"""How long a new agent waits for the worker of an earlier one to connect, before it attaches."""
+
+_SAID_AGAIN = (Fenced, Staged, Rebuilt, StepFailed, LeftWorld, Finished)
+"""What the coordinator waits for: told again after the stream was broken."""
 
 
 class LeashCut:
@@ -101,6 +108,7 @@ class Agent:
         self._socket = WorkerSocket(spec.socket_path(slice_index), self._inbox.put)
         self._stream = CoordinatorStream(spec, token, slice_index, self._inbox.put)
         self._over = False
+        self._said: dict[type[Any], Any] = {}
 
     # ---- life ----
 
@@ -131,12 +139,17 @@ class Agent:
             return
         self._worker = WorkerProcess.adopt(left["pid"], self._inbox.put)
         # Whether it is in a world it says itself when it connects; it tries for `lease_s`.
-        deadline_s = time.monotonic() + 2.0
+        deadline_s = time.monotonic() + ADOPT_S
+        heard: list[Any] = []
         while self._worker is not None and self._connection is None and time.monotonic() < deadline_s:
-            try:
-                self._take(self._inbox.get(timeout=0.1))
-            except queue.Empty:
-                continue
+            with contextlib.suppress(queue.Empty):
+                item = self._inbox.get(timeout=0.1)
+                if isinstance(item, tuple) and not isinstance(item[1], Hello):
+                    heard.append(item)  # for after we have attached
+                else:
+                    self._take(item)
+        for item in heard:
+            self._inbox.put(item)
 
     def _attach(self) -> None:
         self._stream.attach(
@@ -149,16 +162,19 @@ class Agent:
                 data_address=self._data_address,
             ),
         )
+        for event in self._said.values():
+            if event.generation == self.generation:
+                self._send(event)
 
     def _send(self, event: Any) -> None:
+        if isinstance(event, _SAID_AGAIN):
+            self._said[type(event)] = event
         self._stream.send(self.generation, event)
 
     def _to_worker(self, message: Any) -> None:
         if self._connection is not None:
-            try:
+            with contextlib.suppress(OSError):  # its end is noticed through the pidfd
                 self._connection.send(message)
-            except OSError:
-                pass  # its end is noticed through the pidfd
 
     def _close(self) -> None:
         if self._worker is not None:
@@ -368,7 +384,6 @@ class Agent:
             self._tasks.compute_digest(command, self._send)
         elif isinstance(command, ResetHost):
             self._end_quietly("its slice had been given up")
-            self._tasks.drop_snapshots()
             self._attach()
         elif isinstance(command, Shutdown):
             self._shut_down(command.completed)

@@ -7,10 +7,12 @@ for `lease_s` the worker ends itself.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 
 from elastic.events import (
@@ -47,6 +49,7 @@ from snapshot.arena import Arena
 HEARTBEAT_S = 0.25
 UNBLOCK_EVERY_S = 0.01
 RECONNECT_EVERY_S = 0.05
+COMMITS_TOLD_AGAIN = 8
 
 
 class AgentLink:
@@ -68,6 +71,9 @@ class AgentLink:
         self._reserved: Reserved | None = None
         self._end: JobEnded | None = None
         self._rescue: threading.Thread | None = None
+        self._commits: deque[WorkerCommitted] = deque(maxlen=COMMITS_TOLD_AGAIN)
+        self._said: dict[type[object], object] = {}
+        """What was told in this world, for an agent that takes over and may not have heard it."""
         self._arenas: dict[HostId, Arena] = {}
         self._connect()
         threading.Thread(target=self._read, name="agent-link", daemon=True).start()
@@ -85,6 +91,8 @@ class AgentLink:
             if world is not None:
                 self._inside = world.generation
                 self._stop = None
+                self._commits.clear()
+                self._said.clear()
             return world
 
     def is_fenced(self, generation: int) -> bool:
@@ -191,12 +199,14 @@ class AgentLink:
         self._reserved = None
 
     def _tell(self, message: object) -> None:
+        if isinstance(message, WorkerCommitted):
+            self._commits.append(message)
+        elif not isinstance(message, Heartbeat | Reserve):
+            self._said[type(message)] = message
         connection = self._connection
         if connection is not None:
-            try:
+            with contextlib.suppress(OSError):  # the agent is gone: the next one is told again
                 connection.send(message)
-            except OSError:
-                pass  # the agent is gone; what matters is told again to the next one (Hello)
 
     def _connect(self) -> None:
         path = str(self._spec.socket_path(self._slice))
@@ -213,6 +223,8 @@ class AgentLink:
                 continue
             self._connection = FramedSocket(connection, WORKER_CODEC)
             self._connection.send(Hello(pid=os.getpid(), generation=self._inside))
+            for message in (*self._commits, *self._said.values()):
+                self._connection.send(message)
             return
 
     def _read(self) -> None:

@@ -15,15 +15,16 @@ import numpy as np
 from elastic.events import ComputeDigest, DigestDone, SnapshotSummary, Stage, Staged, host_of
 from elastic.protocol import WorkerCommitted
 from elastic.records import StepCommitted
-from reshard.boxes import Box
 from reshard.errors import ElasticError
 from reshard.execute import execute_plan
+from reshard.holdings import Holding
 from reshard.ids import HostId
 from reshard.plan import Plan, Transfer
 from snapshot.arena import Arena
 from snapshot.dataplane import fetch
 from snapshot.digest import state_digest
 from snapshot.journal import JournalReader
+from snapshot.manifest import Manifest
 
 FETCH_DEADLINE_S = 60.0
 
@@ -42,25 +43,9 @@ class ArenaTasks:
         """The complete snapshots, with only those shards whose bytes match their checksum; and what was
         refused.
         """
-        verified = self._arena.verified_holdings()
-        good: dict[int, set[tuple[str, Box, int]]] = defaultdict(set)
-        for holding in verified.holdings:
-            good[holding.step].add((holding.path, holding.box, holding.checksum))
-        summaries = []
-        for manifest in self._arena.manifests().complete:
-            holdings = tuple(
-                h for h in manifest.holdings() if (h.path, h.box, h.checksum) in good[manifest.step]
-            )
-            summaries.append(
-                SnapshotSummary(
-                    step=manifest.step,
-                    generation=manifest.generation,
-                    layout=manifest.static.layout,
-                    holdings=holdings,
-                    position=manifest.position,
-                )
-            )
-        return tuple(summaries), tuple(f"{r.name}: {r.reason}" for r in verified.rejected)
+        verified = self._arena.verified_snapshots()
+        summaries = tuple(_summary(manifest, holdings) for manifest, holdings in verified.snapshots)
+        return summaries, tuple(f"{r.name}: {r.reason}" for r in verified.rejected)
 
     def summary_of(self, step: int, generation: int) -> SnapshotSummary | None:
         """The snapshot of one step and generation as it says it is (its bytes are verified when they are
@@ -68,13 +53,7 @@ class ArenaTasks:
         """
         for manifest in self._arena.manifests().complete:
             if (manifest.step, manifest.generation) == (step, generation):
-                return SnapshotSummary(
-                    step=step,
-                    generation=generation,
-                    layout=manifest.static.layout,
-                    holdings=manifest.holdings(),
-                    position=manifest.position,
-                )
+                return _summary(manifest, manifest.holdings())
         return None
 
     def committed_record(self, message: WorkerCommitted) -> StepCommitted | None:
@@ -109,11 +88,6 @@ class ArenaTasks:
         self._staged_bytes = 0
         return {"shm": restored.get("shm", 0) - peer, "peer": peer}
 
-    def drop_snapshots(self) -> None:
-        """Forget every snapshot: the slice was given up, and another timeline goes on without it."""
-        self._arena.discard_newer_than(-1)
-        self._arena.drop_stage()
-
     def stage(self, command: Stage, generation: Callable[[], int], send: Callable[[Any], None]) -> None:
         """Fetch what the plan gives this host; tells Staged."""
 
@@ -146,6 +120,7 @@ class ArenaTasks:
                 step=command.step,
                 wants=[(transfer.path, transfer.piece) for transfer in transfers],
                 deadline_s=FETCH_DEADLINE_S,
+                of_generation=command.of_generation,
             )
             shards += [(shard.path, shard.box, shard.data) for shard in fetched]
         self._arena.write_stage(
@@ -191,6 +166,7 @@ class ArenaTasks:
                 step=command.step,
                 wants=[(transfer.path, transfer.piece)],
                 deadline_s=FETCH_DEADLINE_S,
+                of_generation=command.of_generation,
             )
             return np.asarray(shard.data)
 
@@ -204,3 +180,13 @@ class ArenaTasks:
             (path, shapes[path].dtype, shapes[path].shape, buffer.reshape(-1).view(np.uint8))
             for (path, _), buffer in buffers.items()
         )
+
+
+def _summary(manifest: Manifest, holdings: tuple[Holding, ...]) -> SnapshotSummary:
+    return SnapshotSummary(
+        step=manifest.step,
+        generation=manifest.generation,
+        layout=manifest.static.layout,
+        holdings=holdings,
+        position=manifest.position,
+    )

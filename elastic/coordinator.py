@@ -8,6 +8,7 @@ its address to `DIR/coordinator.json`.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import os
 import queue
@@ -84,6 +85,7 @@ class Coordinator:
         self._history = HistoryWriter(spec.directory / HISTORY_FILE)
         self._tracer = RecoveryTracer()
         self._world_generation = 0
+        self._committed: set[tuple[int, int, int]] = set()
         self._services = ServicePool(spec.service_command, spec.bind_host, self._service_ready)
 
     @property
@@ -181,14 +183,15 @@ class Coordinator:
         """Decide until the job has ended; returns the exit status."""
         self._write_start()
         tick_s = self._spec.heartbeat_s / 2
+        next_tick_s = time.monotonic()
         while self._state.phase not in (Phase.COMPLETED, Phase.FAILED):
-            try:
-                sender, event = self._inbox.get(timeout=tick_s)
-            except queue.Empty:
+            wait_s = max(next_tick_s - time.monotonic(), 0.0)
+            with contextlib.suppress(queue.Empty):
+                self._take(*self._inbox.get(timeout=wait_s))
+            if time.monotonic() >= next_tick_s:
+                next_tick_s = time.monotonic() + tick_s
                 self._look_for_silent_agents()
                 self._step(Tick())
-                continue
-            self._take(sender, event)
         self._drain()
         self._services.close()
         self._history.close()
@@ -198,7 +201,9 @@ class Coordinator:
         if isinstance(event, FaultInjected):
             self._history.write(event)
         elif isinstance(event, StepCommitted):
-            if event.generation == self._world_generation:
+            key = (event.slice_index, event.generation, event.step)
+            if event.generation == self._world_generation and key not in self._committed:
+                self._committed.add(key)
                 # Also while that world is being left: what it committed may be what the next one goes on
                 # from.
                 self._history.write(event)
@@ -214,6 +219,7 @@ class Coordinator:
             if isinstance(command, Write):
                 if isinstance(command.record, WorldFormed):
                     self._world_generation = command.record.generation
+                    self._committed.clear()
                 self._history.write(command.record)
                 self._tracer.hear(command.record)
             elif isinstance(command, StartService):

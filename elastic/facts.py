@@ -51,6 +51,8 @@ def is_stale(turn: Turn, event: Event) -> bool:
     """Whether the event comes from another generation and must be refused; refused steps are written down."""
     if not isinstance(event, _OF_THIS_GENERATION) or event.generation == turn.state.generation:
         return False
+    if isinstance(event, Committed) and event.generation == turn.state.world_generation:
+        return False  # what the world that is being left did commit still counts
     if isinstance(event, Committed | Finished):
         turn.write(
             MessageRefused(

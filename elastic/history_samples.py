@@ -85,7 +85,8 @@ def _distinct_ids(lineage: Lineage) -> int:
 
 def _cover(executions: Sequence[Execution]) -> tuple[int, list[Interval]]:
     """How many places are covered again, and the merged intervals that are covered at all."""
-    overlapping, covered = 0, []
+    overlapping = 0
+    covered: list[Interval] = []
     for start, stop in sorted((e.position, e.end_position) for e in executions if e.sample_ids):
         if covered and start <= covered[-1][1]:
             overlapping += min(stop, covered[-1][1]) - start

@@ -131,6 +131,7 @@ def _set_world(turn: Turn, slices: tuple[int, ...], choice: Choice | None, *, is
     newest = max(state.newest_committed, restored_step)  # a captured step was committed, whatever was heard
     turn.change(
         world=slices,
+        world_generation=state.generation,
         rehearsing=not is_real,
         started=state.started or is_real,
         choice=choice,

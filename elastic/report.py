@@ -152,8 +152,9 @@ def _training_start(records: Sequence[Record], lineage: Lineage) -> float | None
     rehearsals = rehearsal_generations(records)
     first = worlds[0]
     for record in records[first.index :]:
-        is_phase = isinstance(record, PhaseEntered) and record.phase in ("REPLAYING", "RUNNING")
-        if is_phase and record.generation not in rehearsals:
+        if not isinstance(record, PhaseEntered) or record.phase not in ("REPLAYING", "RUNNING"):
+            continue
+        if record.generation not in rehearsals:
             return record.unix_s
     own = [e.commits[0] for e in lineage.executions.values() if e.generation == first.formed.generation]
     return own[0].unix_s - own[0].step_s if own else first.formed.unix_s

@@ -113,7 +113,9 @@ class StateKeeper:
 
     def _source(self, step: int) -> ShardSource:
         paths = [path for arena in self._link.arenas().values() for path in arena.slot_files()]
-        source = open_source(paths, step, None)
+        # The chosen snapshot, and what the agents fetched of it for this world; no other timeline's.
+        generations = (self._spec.restore_generation or 0, self._spec.generation)
+        source = open_source(paths, step, generations)
         if not source.arrays:
             source.close()
             raise MissingShardError("every array", (), step)

@@ -6,6 +6,7 @@ boundary).
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import threading
@@ -83,10 +84,8 @@ class FramedSocket:
 
     def close(self) -> None:
         """Close the socket; a blocked `receive` returns."""
-        try:
+        with contextlib.suppress(OSError):  # already disconnected: there is nothing left to shut down
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # already disconnected: there is nothing left to shut down
         self._socket.close()
 
     def _read(self, count: int) -> bytes | None:

@@ -18,9 +18,11 @@ from reshard.layout import Layout
 from snapshot.contents import (
     ArenaContents,
     VerifiedHoldings,
+    VerifiedSnapshots,
     open_source,
     read_contents,
     verify_contents,
+    verify_snapshots,
 )
 from snapshot.job import (
     DEFAULT_ROOT,
@@ -116,9 +118,14 @@ class Arena:
         """Return the holdings (of one step, or of all) whose bytes were read and match their checksum."""
         return verify_contents(self.slot_files(), step)
 
+    def verified_snapshots(self) -> VerifiedSnapshots:
+        """Return the snapshots in the slots with their intact shards; what was staged for a restore is no snapshot."""
+        return verify_snapshots(self._slot_paths())
+
     def find_shards(self, step: int, generation: int | None = None) -> ShardSource:
         """Return a reader of everything held of `step` (captured in `generation`, if given); close it."""
-        return open_source(self.slot_files(), step, generation)
+        generations = None if generation is None else (generation,)
+        return open_source(self.slot_files(), step, generations)
 
     def slot_files(self) -> tuple[Path, ...]:
         """Return the files that may hold a snapshot: the slots, then the stage."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +34,14 @@ class VerifiedHoldings:
     """The shards whose bytes match their checksum, and what was rejected."""
 
     holdings: tuple[Holding, ...]
+    rejected: tuple[RejectedCopy, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedSnapshots:
+    """Complete snapshots, each with those of its shards whose bytes match, and what was rejected."""
+
+    snapshots: tuple[tuple[Manifest, tuple[Holding, ...]], ...]
     rejected: tuple[RejectedCopy, ...]
 
 
@@ -70,27 +78,42 @@ def read_contents(paths: Iterable[Path]) -> ArenaContents:
     return ArenaContents(complete=tuple(complete), rejected=tuple(rejected))
 
 
+def verify_snapshots(paths: Iterable[Path]) -> VerifiedSnapshots:
+    """Read all shards and return each complete snapshot with those that match their checksum."""
+    snapshots: list[tuple[Manifest, tuple[Holding, ...]]] = []
+    rejected: list[RejectedCopy] = []
+    for reader, manifest in complete_slots(paths, rejected):
+        with reader:
+            snapshots.append((manifest, tuple(_intact(reader, manifest, rejected))))
+    return VerifiedSnapshots(snapshots=tuple(snapshots), rejected=tuple(rejected))
+
+
+def _intact(reader: SlotReader, manifest: Manifest, rejected: list[RejectedCopy]) -> Iterator[Holding]:
+    for index, holding in enumerate(manifest.holdings()):
+        try:
+            reader.read_shard(index)
+        except CorruptCopyError as error:
+            rejected.append(RejectedCopy(name=reader.path.name, reason=error.message))
+        else:
+            yield holding
+
+
 def verify_contents(paths: Iterable[Path], step: int | None) -> VerifiedHoldings:
     """Read all shards (of `step`, if given) and return those that match their checksum."""
     holdings: list[Holding] = []
     rejected: list[RejectedCopy] = []
     for reader, manifest in complete_slots(paths, rejected):
         with reader:
-            for index, holding in enumerate(manifest.holdings() if step in (None, manifest.step) else ()):
-                try:
-                    reader.read_shard(index)
-                except CorruptCopyError as error:
-                    rejected.append(RejectedCopy(name=reader.path.name, reason=error.message))
-                else:
-                    holdings.append(holding)
+            if step in (None, manifest.step):
+                holdings += _intact(reader, manifest, rejected)
     return VerifiedHoldings(holdings=tuple(holdings), rejected=tuple(rejected))
 
 
-def open_source(paths: Iterable[Path], step: int, generation: int | None) -> ShardSource:
-    """Return a reader of everything these files hold of a step."""
+def open_source(paths: Iterable[Path], step: int, generations: Collection[int] | None = None) -> ShardSource:
+    """Return a reader of everything these files hold of a step, captured in one of `generations` (None: any)."""
     matching: list[tuple[SlotReader, Manifest]] = []
     for reader, manifest in complete_slots(paths, []):
-        if manifest.step == step and generation in (None, manifest.generation):
+        if manifest.step == step and (generations is None or manifest.generation in generations):
             matching.append((reader, manifest))
         else:
             reader.close()

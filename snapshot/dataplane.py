@@ -70,7 +70,7 @@ class DataPlaneServer(DataPlaneServicer):
     def Read(self, request: pb.ReadRequest, context: grpc.ServicerContext) -> Iterator[pb.ReadChunk]:  # noqa: N802
         """Stream the wanted boxes (gRPC handler)."""
         self._admit(request, context)
-        source = self._arena.find_shards(request.step)
+        source = self._arena.find_shards(request.step, request.of_generation or None)
         try:
             for index, want in enumerate(request.wants):
                 yield from _chunks(index, _read(source, index, want, context))
@@ -119,17 +119,22 @@ def fetch(
     step: int,
     wants: Sequence[tuple[str, Box]],
     deadline_s: float,
+    of_generation: int | None = None,
     credentials: grpc.ChannelCredentials | None = None,
 ) -> tuple[FetchedShard, ...]:
     """Read boxes of the snapshot of `step` from the agent at `address`, in the order of `wants`.
 
-    A box is a stored shard or a piece of one. A peer that cannot be reached is tried again until
+    A box is a stored shard or a piece of one. `of_generation` is the one the snapshot was captured in (None:
+    any). A peer that cannot be reached is tried again until
     `deadline_s` is over. Raises RetryLaterError then, MissingShardError when the peer does not have it,
     CorruptCopyError when its copy or the transfer is damaged, UsageError for a wrong token or a stale
     generation.
     """
     request = pb.ReadRequest(
-        generation=generation, step=step, wants=[_want(path, box) for path, box in wants]
+        generation=generation,
+        step=step,
+        wants=[_want(path, box) for path, box in wants],
+        of_generation=of_generation or 0,
     )
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_exception(_is_unavailable),

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18snapshot/dataplane.proto\x12\x13\x65lastic.snapshot.v1\"$\n\x05Range\x12\r\n\x05start\x18\x01 \x01(\x04\x12\x0c\n\x04stop\x18\x02 \x01(\x04\"=\n\x04Want\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\'\n\x03\x62ox\x18\x02 \x03(\x0b\x32\x1a.elastic.snapshot.v1.Range\"Y\n\x0bReadRequest\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12(\n\x05wants\x18\x03 \x03(\x0b\x32\x19.elastic.snapshot.v1.Want\"P\n\tReadChunk\x12\x12\n\nwant_index\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0f\n\x07is_last\x18\x03 \x01(\x08\x12\x10\n\x08\x63hecksum\x18\x04 \x01(\x06\x32W\n\tDataPlane\x12J\n\x04Read\x12 .elastic.snapshot.v1.ReadRequest\x1a\x1e.elastic.snapshot.v1.ReadChunk0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18snapshot/dataplane.proto\x12\x13\x65lastic.snapshot.v1\"$\n\x05Range\x12\r\n\x05start\x18\x01 \x01(\x04\x12\x0c\n\x04stop\x18\x02 \x01(\x04\"=\n\x04Want\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\'\n\x03\x62ox\x18\x02 \x03(\x0b\x32\x1a.elastic.snapshot.v1.Range\"p\n\x0bReadRequest\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12(\n\x05wants\x18\x03 \x03(\x0b\x32\x19.elastic.snapshot.v1.Want\x12\x15\n\rof_generation\x18\x04 \x01(\x04\"P\n\tReadChunk\x12\x12\n\nwant_index\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0f\n\x07is_last\x18\x03 \x01(\x08\x12\x10\n\x08\x63hecksum\x18\x04 \x01(\x06\x32W\n\tDataPlane\x12J\n\x04Read\x12 .elastic.snapshot.v1.ReadRequest\x1a\x1e.elastic.snapshot.v1.ReadChunk0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,9 +36,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WANT']._serialized_start=87
   _globals['_WANT']._serialized_end=148
   _globals['_READREQUEST']._serialized_start=150
-  _globals['_READREQUEST']._serialized_end=239
-  _globals['_READCHUNK']._serialized_start=241
-  _globals['_READCHUNK']._serialized_end=321
-  _globals['_DATAPLANE']._serialized_start=323
-  _globals['_DATAPLANE']._serialized_end=410
+  _globals['_READREQUEST']._serialized_end=262
+  _globals['_READCHUNK']._serialized_start=264
+  _globals['_READCHUNK']._serialized_end=344
+  _globals['_DATAPLANE']._serialized_start=346
+  _globals['_DATAPLANE']._serialized_end=433
 # @@protoc_insertion_point(module_scope)

@@ -23,14 +23,16 @@ class Want(_message.Message):
     def __init__(self, path: _Optional[str] = ..., box: _Optional[_Iterable[_Union[Range, _Mapping]]] = ...) -> None: ...
 
 class ReadRequest(_message.Message):
-    __slots__ = ("generation", "step", "wants")
+    __slots__ = ("generation", "step", "wants", "of_generation")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     WANTS_FIELD_NUMBER: _ClassVar[int]
+    OF_GENERATION_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     wants: _containers.RepeatedCompositeFieldContainer[Want]
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., wants: _Optional[_Iterable[_Union[Want, _Mapping]]] = ...) -> None: ...
+    of_generation: int
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., wants: _Optional[_Iterable[_Union[Want, _Mapping]]] = ..., of_generation: _Optional[int] = ...) -> None: ...
 
 class ReadChunk(_message.Message):
     __slots__ = ("want_index", "data", "is_last", "checksum")

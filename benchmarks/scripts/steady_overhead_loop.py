@@ -1,13 +1,14 @@
-"""The training script of bench_steady_overhead: bare, wrapped and floor steps of one world, taking turns in one process.
+"""The training script of bench_steady_overhead: bare, wrapped and floor steps of one world, taking turns in
+one process.
 
     bare      what one would write without the engine: make the batch, step, wait for the loss
     wrapped   the same step through `world.batches` and `world.commit`, a snapshot at each
-    floor     a bare step, and then a copy and a hash of the bytes that a snapshot holds: what no capture can do without
-    split     a wrapped step that waits for its outputs before `commit`, so that the wait and the commit are told apart
+    floor     a bare step, then a copy and a hash of the bytes that a snapshot holds: the least a capture does
+    split     a wrapped step that waits for its outputs before `commit`, to tell the wait from the commit
 
-All use the one jitted step, which donates its state, and go on from the same state. The schedule is fixed in advance, so
-all processes switch at the same step without a word. Each block begins with a step that is not counted: what the block
-before left behind (commits on their way to the coordinator) ends in it.
+All use the one jitted step, which donates its state, and go on from the same state. The schedule is fixed
+in advance, so all processes switch at the same step without a word. Each block begins with a step that is
+not counted: what the block before left behind (commits on their way to the coordinator) ends in it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ WARM_BLOCKS = ("bare", "wrapped", "floor")
 class Block:
     """What one process measured in one block; times are of the counted steps, the CPU time of all of them.
 
-    `parts_s` holds the same steps by part. `engine_cpu_s` is that of the engine's processes by role; only one worker reads it.
+    `parts_s` holds the same steps by part. `engine_cpu_s` is that of the engine's processes by role; only
+    one worker reads it.
     """
 
     round_index: int
@@ -46,7 +48,7 @@ class Block:
 
 
 def schedule(rounds: int) -> list[tuple[int, str]]:
-    """The blocks in order: (round, kind). Rounds below 0 warm up; the order within rounds cycles through all six."""
+    """The blocks in order: (round, kind). Round -1 warms up; the order in a round cycles through all six."""
     orders = list(itertools.permutations(KINDS))
     # Neighbours in this list are mirrored, so that a drift within a round cancels over two rounds.
     mirrored = [order for first in orders[:3] for order in (first, tuple(reversed(first)))]
@@ -60,7 +62,7 @@ def num_commits(rounds: int, block: int) -> int:
 
 
 class EngineCpu:
-    """CPU time of the engine's own processes by role: launcher, coordinator (with its services), agents; not the workers."""
+    """CPU time of the engine's own processes by role: launcher, coordinator with its services, agents."""
 
     def __init__(self) -> None:
         launcher = _parent(os.getppid())
@@ -121,7 +123,7 @@ class CopyAndHash:
                     self._pieces.append((leaf_index, shard_index, offset, shard.data.nbytes))
                     offset += shard.data.nbytes
         self.num_bytes = offset
-        # As many as the engine's slots, so that the copies meet the same caches. Shared anonymous memory is tmpfs too.
+        # As many as the engine's slots, so that the copies meet the same caches; this memory is tmpfs too.
         self._slots = [memoryview(_faulted_in(offset)) for _ in range(MIN_SLOTS)]
         self._turn = 0
 
@@ -145,7 +147,7 @@ def _faulted_in(num_bytes: int) -> mmap.mmap:
 
 
 class BareBatches:
-    """Batches made as a loop without the engine makes them: a shuffled order, this process's rows, one call of JAX."""
+    """Batches as a loop without the engine makes them: shuffled, the process's rows, one call of JAX."""
 
     def __init__(self, mesh: Any, dataset: Any, global_batch: int) -> None:
         import jax
@@ -173,7 +175,9 @@ class BareBatches:
 class Loop:
     """Runs blocks of each kind on one state, and times them."""
 
-    def __init__(self, world: Any, state: Any, train_step: Any, bare_batches: Any, engine_batches: Any) -> None:
+    def __init__(
+        self, world: Any, state: Any, train_step: Any, bare_batches: Any, engine_batches: Any
+    ) -> None:
         self._world = world
         self._state = state
         self._train_step = train_step
@@ -247,12 +251,14 @@ class Loop:
         try:
             step, batch = next(self._engine_batches)
         except StopIteration:
-            raise RuntimeError("the topology was about to change: this measures one world, undisturbed") from None
+            raise RuntimeError(
+                "the topology was about to change: this measures one world, undisturbed"
+            ) from None
         return step, batch
 
 
 def time_batch_parts(mesh: Any, dataset: Any, global_batch: int, repeats: int) -> dict[str, list[float]]:
-    """The engine's batch making without its journal, by part: drawing the ids, and reading rows onto the devices."""
+    """The engine's batch making without its journal: drawing the ids, and reading rows onto the devices."""
     import jax
 
     from elastic.data import BatchMaker
@@ -271,9 +277,13 @@ def time_batch_parts(mesh: Any, dataset: Any, global_batch: int, repeats: int) -
 
 
 @click.command()
-@click.option("--rounds", type=int, required=True, help="How often bare, wrapped and floor blocks take turns.")
+@click.option(
+    "--rounds", type=int, required=True, help="How often bare, wrapped and floor blocks take turns."
+)
 @click.option("--block", type=int, required=True, help="Counted steps of a block.")
-@click.option("--into", type=click.Path(path_type=Path), required=True, help="Folder for what each process measured.")
+@click.option(
+    "--into", type=click.Path(path_type=Path), required=True, help="Folder for what each process measured."
+)
 def main(rounds: int, block: int, into: Path) -> None:
     """Run the schedule in the one world of this job, and write down what it took."""
     import jax
@@ -290,7 +300,9 @@ def main(rounds: int, block: int, into: Path) -> None:
                 state = world.restore(init_state, state_shardings(mesh))
                 total = num_commits(rounds, block)
                 engine_batches = iter(
-                    world.batches(dataset, global_batch=DEMO.global_batch, num_steps=total, weight_key="weight")
+                    world.batches(
+                        dataset, global_batch=DEMO.global_batch, num_steps=total, weight_key="weight"
+                    )
                 )
                 bare_batches = BareBatches(mesh, dataset, DEMO.global_batch)
                 loop = Loop(world, state, make_train_step(mesh), bare_batches, engine_batches)

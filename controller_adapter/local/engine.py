@@ -107,12 +107,10 @@ class LocalEngine:
         self.hosts = VirtualHosts(spec, self._inbox.put)
         self.hosts.attach()
 
-    @property
     def is_over(self) -> bool:
         """Whether the job has completed or failed."""
         return self._state.phase in (Phase.COMPLETED, Phase.FAILED)
 
-    @property
     def is_failed(self) -> bool:
         """Whether the job has failed, or was stopped."""
         return self._state.phase is Phase.FAILED
@@ -165,7 +163,7 @@ class LocalEngine:
 
     def take(self, event: Event) -> None:
         """Let the machine take one step, and perform its commands. What comes after the end is ignored."""
-        if self.is_over:
+        if self.is_over():
             return
         self._state, commands = step(self._state, event, self._clock())
         for command in commands:
@@ -176,7 +174,7 @@ class LocalEngine:
                 self._inbox.put(ServiceReady(generation=command.generation, address=IN_PROCESS))
             else:
                 self.hosts.perform(command)
-        if self.is_over:
+        if self.is_over():
             self._on_over()
 
     def commit(self, message: WorkerCommitted) -> None:
@@ -194,7 +192,7 @@ class LocalEngine:
 
     def close(self) -> None:
         """End the job if it has not ended, and remove its memory; harmless when it has."""
-        if not self.is_over:
+        if not self.is_over():
             self.take(StopRequested(reason="the script ended before its training loop did"))
         self._history.close()
 

@@ -119,7 +119,6 @@ class VirtualHost:
         Raises ElasticError or OSError when it cannot.
         """
         assert self.arena is not None
-        self._forget_other_timeline(command)
         self.arena.drop_stage()
         self._staged_bytes = 0
         by_source: dict[HostId, list[Transfer]] = defaultdict(list)
@@ -143,13 +142,6 @@ class VirtualHost:
                 position=command.position,
             )
             self._staged_bytes = sum(len(data) for _, _, data in shards)
-
-    def _forget_other_timeline(self, command: Stage) -> None:
-        """Drop what was captured of this very step in a world given up: a restore reads by step."""
-        assert self.arena is not None
-        held = {m.generation for m in self.arena.manifests().complete if m.step == command.step}
-        if held and command.of_generation not in held:
-            self.arena.discard_newer_than(command.step - 1)
 
 
 def whole_state_digest(command: ComputeDigest, peers: Peers) -> str:

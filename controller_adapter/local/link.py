@@ -40,7 +40,7 @@ class LocalLink:
         self.engine.pump()
         while self.engine.is_held():
             self.engine.pump(TICK_S)
-        return self._is_given_up(generation) or self.engine.is_failed
+        return self._is_given_up(generation) or self.engine.is_failed()
 
     def stop_step(self, generation: int) -> int | None:
         """The step after whose boundary to stop, None to go on."""
@@ -130,6 +130,6 @@ class LocalLink:
         return generation < self.engine.hosts.fenced_below
 
     def _is_complete(self) -> bool:
-        if self.engine.is_failed:
+        if self.engine.is_failed():
             raise JobOver(f"the job has ended: {self.engine.error}")
-        return self.engine.is_over
+        return self.engine.is_over()
