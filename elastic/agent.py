@@ -22,7 +22,7 @@ import grpc
 import msgspec
 
 from elastic.agent_stream import CoordinatorStream, StreamLost
-from elastic.agent_tasks import ArenaTasks
+from elastic.agent_tasks import ArenaTasks, Verified
 from elastic.events import (
     AgentAttached,
     Assign,
@@ -69,7 +69,8 @@ from snapshot.arena import Arena
 from snapshot.dataplane import DataPlaneServer
 
 PID_FILE = "worker.pid"
-EXIT_GRACE_S = 60.0
+FAILED_GRACE_S = 1.0
+"""How long a worker may go on after the job has failed."""
 ADOPT_S = 2.0
 """How long a new agent waits for the worker of an earlier one to connect, before it attaches."""
 
@@ -109,6 +110,7 @@ class Agent:
         self._stream = CoordinatorStream(spec, token, slice_index, self._inbox.put)
         self._over = False
         self._said: dict[type[Any], Any] = {}
+        self._end_by_s: float | None = None
 
     # ---- life ----
 
@@ -195,6 +197,8 @@ class Agent:
             self._over = True
         elif isinstance(item, StreamLost):
             self._attach()
+        elif isinstance(item, Verified):
+            self._verified(item)
         elif isinstance(item, tuple):
             self._hear_worker(*item)
         else:
@@ -202,9 +206,16 @@ class Agent:
 
     def _look_after(self) -> None:
         self._stream.send(self.generation, Heartbeat(unix_s=time.time()))
-        if self._worker is None or self._ending:
-            return
         now_s = time.monotonic()
+        if self._end_by_s is not None and now_s >= self._end_by_s:
+            self._over = True
+        self._to_worker(Heartbeat(unix_s=time.time()))
+        if self._worker is None or self._ending or self._stream.job_ended:
+            return
+        if self._stream.is_silent_for(self._spec.lease_s):
+            # The coordinator may count this slice as lost by now: stop, before somebody else goes on without it.
+            self._end_worker("its agent has heard nothing from the coordinator for its lease", "lease")
+            return
         if not self._worker.is_stopped():
             self._stopped_since_s = None
         elif self._stopped_since_s is None:
@@ -294,13 +305,12 @@ class Agent:
         elif isinstance(message, WorldRebuilt):
             self._rebuilt(message)
         elif isinstance(message, LoopEnded):
-            snapshots, _ = self._tasks.verified_snapshots()
             self._send(
                 Finished(
                     slice_index=self._slice,
                     generation=message.generation,
                     step=message.step,
-                    snapshots=snapshots,
+                    snapshots=self._tasks.snapshots(),  # the digest verifies what it reads
                 )
             )
         elif isinstance(message, WorkerFailed | StepFailed | LeftWorld | PreemptionNotice):
@@ -352,17 +362,21 @@ class Agent:
         )
 
     def _report_fenced(self) -> None:
+        """Verify what this host holds and report; large states take a while, and life goes on meanwhile."""
         self._fence_pending = False
-        snapshots, rejected = self._tasks.verified_snapshots()
-        self._send(
-            Fenced(
-                slice_index=self._slice,
-                generation=self.generation,
-                worker=self._worker_state,
-                snapshots=snapshots,
-                rejected=rejected,
+        self._tasks.verify(self.generation, self._inbox.put)
+
+    def _verified(self, verified: Verified) -> None:
+        if verified.generation == self.generation and not self._fence_pending:
+            self._send(
+                Fenced(
+                    slice_index=self._slice,
+                    generation=self.generation,
+                    worker=self._worker_state,
+                    snapshots=verified.snapshots,
+                    rejected=verified.rejected,
+                )
             )
-        )
 
     # ---- the coordinator commands ----
 
@@ -421,10 +435,11 @@ class Agent:
             self._report_fenced()
 
     def _shut_down(self, completed: bool) -> None:
+        """Let the worker end: after a completed job it may take its time (a last save), after a failed one not."""
         self._to_worker(JobEnded(completed=completed))
-        if self._worker is not None:
-            self._worker.wait_exit(EXIT_GRACE_S if completed else 1.0)
-        self._over = True
+        self._over = self._worker is None
+        if not completed:
+            self._end_by_s = time.monotonic() + FAILED_GRACE_S
 
 
 def _start_time(pid: int) -> int:

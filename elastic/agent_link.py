@@ -71,6 +71,7 @@ class AgentLink:
         self._reserved: Reserved | None = None
         self._end: JobEnded | None = None
         self._rescue: threading.Thread | None = None
+        self._heard_s = time.monotonic()
         self._commits: deque[WorkerCommitted] = deque(maxlen=COMMITS_TOLD_AGAIN)
         self._said: dict[type[object], object] = {}
         """What was told in this world, for an agent that takes over and may not have heard it."""
@@ -244,6 +245,7 @@ class AgentLink:
                 os._exit(LEASE_EXIT_STATUS)  # nobody to answer to: stop before somebody else goes on
 
     def _take(self, message: object) -> None:
+        self._heard_s = time.monotonic()
         with self._changed:
             if isinstance(message, EnterWorld):
                 self._next_world = message.world
@@ -275,4 +277,6 @@ class AgentLink:
     def _beat(self) -> None:
         while self._end is None:
             self._tell(Heartbeat(unix_s=time.time()))
+            if time.monotonic() - self._heard_s > self._spec.lease_s:
+                os._exit(LEASE_EXIT_STATUS)  # the agent hangs: somebody else may go on without this slice by now
             time.sleep(HEARTBEAT_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ from elastic import control_pb2 as pb
 from elastic.control_pb2_grpc import ControlStub
 from elastic.events import Shutdown
 from elastic.job import COORDINATOR_FILE, JobSpec
-from elastic.protocol import CONTROL_CODEC
+from elastic.protocol import CONTROL_CODEC, Heartbeat
 from elastic.wire import WireError
 from reshard.errors import RetryLaterError
 
@@ -34,6 +35,7 @@ class CoordinatorStream:
         self._on_item = on_item
         self._outbox: queue.SimpleQueue[pb.Envelope | None] = queue.SimpleQueue()
         self._channel: grpc.Channel | None = None
+        self._heard_s = time.monotonic()
         self.is_attached = False
         self.job_ended = False
 
@@ -60,6 +62,10 @@ class CoordinatorStream:
         envelope = pb.Envelope(generation=generation, slice_index=self._slice, kind=name, body=body)
         self._outbox.put(envelope)
 
+    def is_silent_for(self, lease_s: float) -> bool:
+        """Whether nothing was heard from the coordinator for so long."""
+        return time.monotonic() - self._heard_s > lease_s
+
     def close(self) -> None:
         """End the stream after what was sent."""
         self.is_attached = False
@@ -72,6 +78,9 @@ class CoordinatorStream:
         try:
             for envelope in replies:
                 command = CONTROL_CODEC.decode(envelope.kind, envelope.body)
+                self._heard_s = time.monotonic()
+                if isinstance(command, Heartbeat):
+                    continue
                 self.job_ended = self.job_ended or isinstance(command, Shutdown)
                 self._on_item(command)
         except (grpc.RpcError, WireError):

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,15 @@ from snapshot.manifest import Manifest
 FETCH_DEADLINE_S = 60.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """What an arena holds, verified while the host was fenced off from what is older than `generation`."""
+
+    generation: int
+    snapshots: tuple[SnapshotSummary, ...]
+    rejected: tuple[str, ...]
+
+
 class ArenaTasks:
     """The arena work of one agent. Fetching and digests run in threads and tell their result through `send`."""
 
@@ -38,6 +48,19 @@ class ArenaTasks:
         self._token = token
         self._journal: JournalReader | None = None
         self._staged_bytes = 0
+
+    def verify(self, generation: int, tell: Callable[[Verified], None]) -> None:
+        """Verify all snapshots in a thread; tells what is good, as of `generation`."""
+
+        def work() -> None:
+            snapshots, rejected = self.verified_snapshots()
+            tell(Verified(generation=generation, snapshots=snapshots, rejected=rejected))
+
+        threading.Thread(target=work, name="verify", daemon=True).start()
+
+    def snapshots(self) -> tuple[SnapshotSummary, ...]:
+        """The complete snapshots as they say they are."""
+        return tuple(_summary(manifest, manifest.holdings()) for manifest in self._arena.manifests().complete)
 
     def verified_snapshots(self) -> tuple[tuple[SnapshotSummary, ...], tuple[str, ...]]:
         """The complete snapshots, with only those shards whose bytes match their checksum; and what was

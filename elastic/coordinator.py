@@ -54,6 +54,8 @@ from elastic.turn import Clock
 from elastic.wire import WireError
 
 AUTHORIZATION = "authorization"
+LIFE_EVERY_S = 0.5
+FAILED_DRAIN_S = 3.0
 _CLOSED = object()
 
 
@@ -86,6 +88,7 @@ class Coordinator:
         self._tracer = RecoveryTracer()
         self._world_generation = 0
         self._committed: set[tuple[int, int, int]] = set()
+        self._shown_life_s = 0.0
         self._services = ServicePool(spec.service_command, spec.bind_host, self._service_ready)
 
     @property
@@ -191,6 +194,7 @@ class Coordinator:
             if time.monotonic() >= next_tick_s:
                 next_tick_s = time.monotonic() + tick_s
                 self._look_for_silent_agents()
+                self._show_life()
                 self._step(Tick())
         self._drain()
         self._services.close()
@@ -248,6 +252,18 @@ class Coordinator:
             if now_s - agent.heard_mono_s > self._spec.agent_dead_s:
                 self.detach(index, agent.outbox)
 
+    def _show_life(self) -> None:
+        """Let the agents hear that somebody decides: without that for `lease_s` they stop their workers."""
+        now_s = time.monotonic()
+        if now_s - self._shown_life_s < LIFE_EVERY_S:
+            return
+        self._shown_life_s = now_s
+        name, body = CONTROL_CODEC.encode(Heartbeat(unix_s=time.time()))
+        for index, agent in list(self._agents.items()):
+            agent.outbox.put(
+                pb.Envelope(generation=self.generation, slice_index=index, kind=name, body=body)
+            )
+
     def _service_ready(self, generation: int, address: str) -> None:
         self._inbox.put((-1, ServiceReady(generation=generation, address=address)))
 
@@ -270,17 +286,20 @@ class Coordinator:
             )
         )
 
-    def _drain(self, within_s: float = 60.0) -> None:
-        """Wait until every agent has closed its stream (its worker has ended, its memory is gone)."""
-        bound_s = time.monotonic() + (within_s if self._state.phase is Phase.COMPLETED else 3.0)
-        while self._agents and time.monotonic() < bound_s:
-            try:
-                sender, event = self._inbox.get(timeout=0.05)
-            except queue.Empty:
-                self._look_for_silent_agents()
-                continue
-            if isinstance(event, StepCommitted | FaultInjected):
-                self._take(sender, event)
+    def _drain(self) -> None:
+        """Wait until every agent has closed its stream: its worker has ended, its memory is gone.
+
+        After a completed job the workers may take their time (a last save); until then the runtime service lives.
+        """
+        patient = self._state.phase is Phase.COMPLETED
+        bound_s = time.monotonic() + FAILED_DRAIN_S
+        while self._agents and (patient or time.monotonic() < bound_s):
+            with contextlib.suppress(queue.Empty):
+                sender, event = self._inbox.get(timeout=self._spec.heartbeat_s)
+                if isinstance(event, FaultInjected):
+                    self._take(sender, event)
+            self._look_for_silent_agents()
+            self._show_life()
 
 
 class ControlService(ControlServicer):

@@ -34,7 +34,7 @@ from snapshot.job import JobLock
 _PR_SET_CHILD_SUBREAPER = 36
 POLL_S = 0.02
 STOP_GRACE_S = 2.5
-END_GRACE_S = 90.0
+FAILED_GRACE_S = 1.5
 
 
 class Listener(Protocol):
@@ -77,6 +77,7 @@ class Launcher:
         self._agents: dict[int, subprocess.Popen[bytes]] = {}
         self._worker_pids: dict[int, int] = {}
         self._interrupts = 0
+        self._completed = False
         self._stop_by_s: float | None = None
 
     # ---- what the chaos tooling may aim at ----
@@ -153,6 +154,7 @@ class Launcher:
                 for listener in listeners:
                     listener.feed(record)
                 if isinstance(record, RunEnded):
+                    self._completed = record.outcome == "completed"
                     return record
             assert self._coordinator is not None
             status = self._coordinator.poll()
@@ -194,12 +196,10 @@ class Launcher:
     def _end_all(self) -> None:
         """Let what is ending end, then end the rest; nothing of the job is left behind."""
         started = [child for child in [*self._agents.values(), self._coordinator] if child is not None]
-        grace_s = END_GRACE_S if self._stop_by_s is None else 1.0
-        bound_s = time.monotonic() + grace_s
-        while any(child.poll() is None for child in started) and time.monotonic() < bound_s:
-            if self._interrupts > 1 or (
-                self._coordinator is not None and self._coordinator.poll() not in (None, 0, 1)
-            ):
+        bound_s = time.monotonic() + FAILED_GRACE_S
+        while any(child.poll() is None for child in started):
+            # After a completed run the scripts may still be at work (a last save); an interrupt ends that too.
+            if not (self._completed and not self._interrupts) and time.monotonic() >= bound_s:
                 break
             time.sleep(POLL_S)
         os.close(self._leash_write)

@@ -118,7 +118,8 @@ def conclude(spec: JobSpec, ended: RunEnded | None, error: ElasticError | None) 
 
 def exit_status(report: Report, ended: RunEnded | None, error: ElasticError | None) -> int:
     """0 done; 1 (or what the failure says) failed; 3 an invariant was broken."""
-    if "broken" in report.invariants.values():
+    failed = error is not None or ended is None or ended.outcome != "completed"
+    if "broken" in report.invariants.values() and not failed:
         broken = [name for name, verdict in report.invariants.items() if verdict == "broken"]
         print(f"elastic: broken invariants: {', '.join(broken)}", file=sys.stderr)
         return EXIT_INVARIANT

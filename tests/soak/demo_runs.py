@@ -26,6 +26,8 @@ from elastic.demo.train import GLOBAL_BATCH
 KINDS = ("kill", "stop", "term", "host", "agent")
 SEVERAL = 0.25
 """The share of runs that lose several slices at once, though never all of them."""
+END_S = 20.0
+"""What may pass beside the run itself: the start of the command, and the end of everything it started."""
 HEADER = f"{'run':>5}  {'fault':<28}{'seed':>7}  {'result':<10}{'wall':>8}{'mttd':>8}{'mttr':>8}  recoveries"
 
 
@@ -54,6 +56,9 @@ def what_is_wrong(run: DemoRun) -> list[str]:
     report = run.report
     if report is None:
         return [*wrong, "no report"]
+    beside_s = run.wall_s - report.run.wall_s
+    if beside_s > END_S:
+        wrong.append(f"{beside_s:.0f} s passed before or after the run of {report.run.wall_s:.0f} s")
     if report.run.outcome != "completed":
         broken = [f"invariant {name} is broken" for name in report.broken]
         return [*wrong, f"outcome {report.run.outcome}: {report.run.error}", *broken]

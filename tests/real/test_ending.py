@@ -1,0 +1,150 @@
+"""However a job ends, nothing is left behind; whatever the input, the error is one clear line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from real_runs import BOUND_S, finish, left_behind, processes_naming, start
+
+from elastic.job import load_job
+from snapshot.gc import collect
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+
+ENDS_WITHIN_S = 5.0
+
+
+def wait_until_history_has(directory: Path, text: str) -> None:
+    deadline_s = time.monotonic() + BOUND_S
+    history = directory / "events.jsonl"
+    waiting = threading.Event()
+    while not (history.exists() and text in history.read_text()):
+        assert time.monotonic() < deadline_s, f"the history never had {text}"
+        waiting.wait(0.05)
+
+
+def test_interrupt_while_training_leaves_nothing(tmp_path: Path) -> None:
+    process = start(tmp_path, "demo", "--steps", "2000", "--fault", "none", "--out", str(tmp_path))
+    wait_until_history_has(tmp_path, '"StepCommitted"')
+    process.send_signal(signal.SIGINT)
+    run = finish(process, tmp_path, timeout_s=ENDS_WITHIN_S)
+    assert run.status == 1
+    assert "interrupted" in run.output
+    assert run.report.run.outcome == "failed"
+    assert left_behind(run.report.run.id) == []
+    assert processes_naming(str(tmp_path)) == []
+
+
+@pytest.mark.slow
+def test_kill_of_everything_is_cleaned_up_by_the_next_start_and_only_that(tmp_path: Path) -> None:
+    dead, live = tmp_path / "dead", tmp_path / "live"
+    first = start(dead, "demo", "--steps", "2000", "--fault", "none", "--out", str(dead), "--slices", "2")
+    wait_until_history_has(dead, '"StepCommitted"')
+    dead_id = load_job(dead).job_id
+    everything = [first.pid, *processes_naming(str(dead))]
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first, so that none cleans up for another
+        for pid in everything:
+            os.kill(pid, number)
+    first.wait(timeout=ENDS_WITHIN_S)
+    assert left_behind(dead_id)
+    second = start(live, "demo", "--steps", "2000", "--fault", "none", "--out", str(live), "--slices", "2")
+    wait_until_history_has(live, '"StepCommitted"')
+    assert left_behind(dead_id) == []
+    collect()
+    assert left_behind(load_job(live).job_id)
+    second.send_signal(signal.SIGINT)
+    assert finish(second, live, timeout_s=ENDS_WITHIN_S).status == 1
+
+
+@pytest.mark.slow
+def test_error_of_the_users_own_is_told_at_once_and_not_retried(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(_script(body="raise ValueError('a bug of mine')"))
+    process = start(tmp_path, "launch", "--slices", "2", "--out", str(tmp_path / "run"), "--", str(script))
+    run = finish(process, tmp_path / "run")
+    assert run.status == 1
+    assert "ValueError: a bug of mine" in run.output
+    assert run.report.recoveries == ()
+
+
+@pytest.mark.slow
+def test_code_after_the_loop_runs_to_its_end(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    after = f"import time, pathlib; time.sleep(4); pathlib.Path({str(tmp_path)!r}, 'saved').write_text('yes')"
+    script.write_text(_script(body="pass", after=after))
+    process = start(tmp_path, "launch", "--slices", "2", "--out", str(tmp_path / "run"), "--", str(script))
+    run = finish(process, tmp_path / "run")
+    assert run.status == 0, run.output
+    assert (tmp_path / "saved").read_text() == "yes"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--slices", "0"], "slices must be at least 1"),
+        (["--fault", "kill:slice=7@step=3"], "there is no slice 7"),
+        (["--fault", "melt:slice=1@step=3"], "no fault is called 'melt'"),
+        (["--data", "/no/such/text"], "cannot read /no/such/text"),
+        (["--shm-dir", "/no/such/memory"], "/no/such/memory is not a directory"),
+        (["--min-slices", "4"], "min-slices must be between 1 and 3"),
+        (["--bogus"], "No such option"),
+    ],
+)
+def test_bad_input_is_one_clear_line_and_status_2(arguments: list[str], said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "elastic", "demo", *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_memory_too_small_for_the_snapshots_is_told_before_training(tmp_path: Path) -> None:
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(memory)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("only root may mount a small tmpfs")
+    try:
+        out = tmp_path / "run"
+        arguments = ["demo", "--fault", "none", "--shm-dir", str(memory), "--out", str(out)]
+        run = finish(start(out, *arguments), out)
+    finally:
+        subprocess.run(["umount", str(memory)], check=True)
+    assert run.status == 2
+    assert "bytes available" in run.output
+    assert run.report.steps.committed == 0
+
+
+def _script(*, body: str, after: str = "") -> str:
+    return textwrap.dedent(
+        """
+        import jax, jax.numpy as jnp, numpy as np
+        from jax.sharding import NamedSharding, PartitionSpec as P
+        import elastic
+
+        dataset = [{"x": np.float32(index)} for index in range(64)]
+        with elastic.session() as session:
+            for world in session.worlds():
+                with world:
+                    mesh = world.mesh({"data": -1})
+                    state = world.restore(lambda: jnp.zeros(8), NamedSharding(mesh, P()))
+                    update = jax.jit(lambda state, x: state + x.mean(), donate_argnums=0)
+                    for step, batch in world.batches(dataset, global_batch=8, num_steps=12):
+                        state = update(state, batch["x"])
+                        if step == 6:
+                            BODY
+                        world.commit(step, state)
+        AFTER
+        """
+    ).replace("BODY", body).replace("AFTER", after)
