@@ -86,7 +86,7 @@ def main() -> None:
         f"import  {taken.median:.3f} s  [{taken.low:.3f}, {taken.high:.3f}],"
         f" median of {given.runs}: {verdict}"
     )
-    print(f"CPU     {statistics.median(cpus):.3f} s  of the import, which load disturbs less")
+    print(f"CPU     {statistics.median(cpus):.3f} s  of the import, all its threads (NumPy starts some)")
     print(f"whole   {statistics.median(walls):.3f} s  {statistics.median(walls) / floor_s:.1f} x floor")
     slowest = slowest_modules(run_python("import elastic", "-X", "importtime")[1].stderr, given.top)
     print(

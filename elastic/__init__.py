@@ -1,8 +1,8 @@
 """Elastic, fault-tolerant training for JAX: a training script needs this module and no other.
 
     with elastic.session() as session:
-        for world in session.worlds():                        # again at every change of topology
-            with world:                                       # a confirmed loss inside ends this world quietly
+        for world in session.worlds():                       # again at every change of topology
+            with world:                                      # a confirmed loss ends this world quietly
                 mesh = world.mesh({"data": -1, "model": 2})
                 state = world.restore(init_state, shardings(mesh))
                 for step, batch in world.batches(dataset, global_batch=48, num_steps=200):
@@ -42,8 +42,8 @@ __all__ = [
 
 
 def session(*, seed: int | None = None) -> Session:
-    """The session of this training process: from the launcher's environment, or local (one process, virtual
-    slices) without one.
+    """The session of this training process: from the launcher's environment, or local (one process,
+    virtual slices) without one.
 
     `seed` fixes the sample order of a local session; under a launcher the job's seed counts. Raises
     UsageError when the environment names a job that cannot be read.

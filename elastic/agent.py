@@ -1,9 +1,9 @@
-"""The agent: the sidecar of one slice's host. It owns the arena, starts and watches the worker, serves and
-fetches shards.
+"""The agent: the sidecar of one slice's host. It owns the arena, starts and watches the worker, serves
+and fetches shards.
 
-One thread decides; readers of the worker's socket, the coordinator's stream and the worker's pidfd only put
-things in its queue. Run as `python -m elastic.agent DIR SLICE`. A new agent re-adopts the arena and the
-worker that an earlier one left behind.
+One thread decides; readers of the worker's socket, the coordinator's stream and the worker's pidfd only
+put things in its queue. Run as `python -m elastic.agent DIR SLICE`. A new agent re-adopts the arena and
+the worker that an earlier one left behind.
 """
 
 from __future__ import annotations
@@ -111,6 +111,7 @@ class Agent:
         self._over = False
         self._said: dict[type[Any], Any] = {}
         self._end_by_s: float | None = None
+        self._next_beat_s = 0.0
 
     # ---- life ----
 
@@ -205,15 +206,18 @@ class Agent:
             self._obey(item)
 
     def _look_after(self) -> None:
-        self._stream.send(self.generation, Heartbeat(unix_s=time.time()))
         now_s = time.monotonic()
         if self._end_by_s is not None and now_s >= self._end_by_s:
             self._over = True
-        self._to_worker(Heartbeat(unix_s=time.time()))
+        if now_s >= self._next_beat_s:
+            self._next_beat_s = now_s + self._spec.heartbeat_s
+            self._stream.send(self.generation, Heartbeat(unix_s=time.time()))
+            self._to_worker(Heartbeat(unix_s=time.time()))
         if self._worker is None or self._ending or self._stream.job_ended:
             return
         if self._stream.is_silent_for(self._spec.lease_s):
-            # The coordinator may count this slice as lost by now: stop, before somebody else goes on without it.
+            # The coordinator may count this slice as lost by now: stop, before somebody else goes on
+            # without it.
             self._end_worker("its agent has heard nothing from the coordinator for its lease", "lease")
             return
         if not self._worker.is_stopped():
@@ -435,9 +439,11 @@ class Agent:
             self._report_fenced()
 
     def _shut_down(self, completed: bool) -> None:
-        """Let the worker end: after a completed job it may take its time (a last save), after a failed one not."""
+        """Let the worker end: after a completed job it may take its time (a last save), after a failed
+        one not.
+        """
         self._to_worker(JobEnded(completed=completed))
-        self._over = self._worker is None
+        self._over = self._worker is None or self._worker_state is WorkerState.STARTING
         if not completed:
             self._end_by_s = time.monotonic() + FAILED_GRACE_S
 

@@ -1,8 +1,8 @@
 """The worker's end of the unix socket to its agent: the `Link` of a session in a process of its own.
 
-A reader thread takes commands in while the main thread may be stuck in a collective; a fence makes it call
-`unblock` until the main thread is out. When the agent dies the link tries to reach the next one; without any
-for `lease_s` the worker ends itself.
+A reader thread takes commands in while the main thread may be stuck in a collective; a fence makes it
+call `unblock` until the main thread is out. When the agent dies the link tries to reach the next one;
+without any for `lease_s` the worker ends itself.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ COMMITS_TOLD_AGAIN = 8
 
 
 class AgentLink:
-    """See `elastic.ports.Link`. `unblock` gets a main thread out of a broken collective; it is called from
-    a thread.
+    """See `elastic.ports.Link`. `unblock` gets a main thread out of a broken collective; it is called
+    from a thread.
     """
 
     def __init__(self, spec: JobSpec, slice_index: int, unblock: Callable[[], None]) -> None:
@@ -106,8 +106,8 @@ class AgentLink:
         return stop.step if stop is not None and stop.generation == generation else None
 
     def wait_fenced(self, generation: int, timeout_s: float | None) -> bool:
-        """Block until the world of `generation` is given up (True), or the time is over or the job complete
-        (False).
+        """Block until the world of `generation` is given up (True), or the time is over or the job
+        complete (False).
         """
         with self._changed:
             self._changed.wait_for(
@@ -278,5 +278,7 @@ class AgentLink:
         while self._end is None:
             self._tell(Heartbeat(unix_s=time.time()))
             if time.monotonic() - self._heard_s > self._spec.lease_s:
-                os._exit(LEASE_EXIT_STATUS)  # the agent hangs: somebody else may go on without this slice by now
+                os._exit(
+                    LEASE_EXIT_STATUS
+                )  # the agent hangs: somebody else may go on without this slice by now
             time.sleep(HEARTBEAT_S)

@@ -57,7 +57,9 @@ class CoordinatorStream:
         threading.Thread(target=self._read, args=(replies, outbox), daemon=True).start()
 
     def send(self, generation: int, event: Any) -> None:
-        """Send one event; it is dropped if the stream is broken (what matters is told again when attaching)."""
+        """Send one event; it is dropped if the stream is broken (what matters is told again when
+        attaching).
+        """
         name, body = CONTROL_CODEC.encode(event)
         envelope = pb.Envelope(generation=generation, slice_index=self._slice, kind=name, body=body)
         self._outbox.put(envelope)

@@ -40,7 +40,9 @@ class Verified:
 
 
 class ArenaTasks:
-    """The arena work of one agent. Fetching and digests run in threads and tell their result through `send`."""
+    """The arena work of one agent. Fetching and digests run in threads and tell their result through
+    `send`.
+    """
 
     def __init__(self, arena: Arena, slice_index: int, token: str) -> None:
         self._arena = arena
@@ -80,8 +82,8 @@ class ArenaTasks:
         return None
 
     def committed_record(self, message: WorkerCommitted) -> StepCommitted | None:
-        """The record of a committed step, with the samples as this host's journal has them; None without an
-        entry.
+        """The record of a committed step, with the samples as this host's journal has them; None
+        without an entry.
         """
         if self._journal is None:
             self._journal = self._arena.journal_reader()

@@ -98,9 +98,10 @@ def job_options(function: F) -> F:
         ),
         click.option(
             "--adapter",
-            type=click.Choice(["multicontroller", "local"]),
             default="multicontroller",
             show_default=True,
+            help="How worlds are formed: multicontroller (real processes), local (one process), or another "
+            "one that is installed.",
         ),
         click.option("--slices", type=int, default=3, show_default=True, help="Slices at the start."),
     ):
@@ -269,9 +270,7 @@ def status(directory: Path, as_json: bool) -> int:
         f"newest step {found['newest_committed']}, world {found['world']}"
     )
     for member in found["members"]:
-        click.echo(
-            f"  slice {member['slice']}: worker {member['worker']} (pid {member['pid'] or '-'}), started {member['starts']} times"
-        )
+        click.echo(f"  slice {member['slice']}: worker {member['worker']} (pid {member['pid'] or '-'})")
     return 0
 
 
@@ -304,7 +303,10 @@ def snapshot_ls(shm_dir: Path, as_json: bool) -> int:
         click.echo(msgspec.json.encode(jobs, enc_hook=str).decode())
         return 0
     for job in jobs:
-        click.echo(str(job))
+        hosts = ", ".join(map(str, job.hosts)) or "no hosts"
+        click.echo(
+            f"{job.directory}: {'live' if job.is_alive else 'dead'}, {hosts}, {job.used_bytes / 1e6:.1f} MB"
+        )
     if not jobs:
         click.echo(f"no snapshots in {shm_dir}")
     return 0

@@ -1,9 +1,9 @@
-"""The coordinator: the shell around the recovery state machine. It hears the agents, performs the commands,
-writes the history.
+"""The coordinator: the shell around the recovery state machine. It hears the agents, performs the
+commands, writes the history.
 
-One thread turns events into steps of the machine; gRPC threads only put events in its queue and take commands
-out of the agents' queues. Run as `python -m elastic.coordinator DIR`; it prints nothing but errors and writes
-its address to `DIR/coordinator.json`.
+One thread turns events into steps of the machine; gRPC threads only put events in its queue and take
+commands out of the agents' queues. Run as `python -m elastic.coordinator DIR`; it prints nothing but
+errors and writes its address to `DIR/coordinator.json`.
 """
 
 from __future__ import annotations
@@ -260,9 +260,7 @@ class Coordinator:
         self._shown_life_s = now_s
         name, body = CONTROL_CODEC.encode(Heartbeat(unix_s=time.time()))
         for index, agent in list(self._agents.items()):
-            agent.outbox.put(
-                pb.Envelope(generation=self.generation, slice_index=index, kind=name, body=body)
-            )
+            agent.outbox.put(pb.Envelope(generation=self.generation, slice_index=index, kind=name, body=body))
 
     def _service_ready(self, generation: int, address: str) -> None:
         self._inbox.put((-1, ServiceReady(generation=generation, address=address)))
@@ -289,7 +287,8 @@ class Coordinator:
     def _drain(self) -> None:
         """Wait until every agent has closed its stream: its worker has ended, its memory is gone.
 
-        After a completed job the workers may take their time (a last save); until then the runtime service lives.
+        After a completed job the workers may take their time (a last save); until then the runtime
+        service lives.
         """
         patient = self._state.phase is Phase.COMPLETED
         bound_s = time.monotonic() + FAILED_DRAIN_S

@@ -1,5 +1,5 @@
-"""Batches of a world: the same global batch and sample order whatever is alive, journalled before they are
-used.
+"""Batches of a world: the same global batch and sample order whatever is alive, journalled before they
+are used.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class BatchMaker:
     """Makes global batches on a mesh: rows split over `batch_axis`, whole on the other axes.
 
     Every process reads only the rows of its own devices. When the global batch does not divide, rows are
-    padded (with real samples) and `weight_key` holds 1 for a real row and 0 for padding; a loss must be the
-    weighted mean.
+    padded (with real samples) and `weight_key` holds 1 for a real row and 0 for padding; a loss must be
+    the weighted mean.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class BatchMaker:
         if self._split.num_padding_rows and weight_key is None:
             raise UsageError(
                 f"a global batch of {global_batch} does not divide over {num_shards} replicas",
-                remedy="Give batches(weight_key=...) and weight the loss with it, or choose another global batch.",
+                remedy="Give batches(weight_key=...) and weight the loss, or choose another global batch.",
             )
         self._weight_key = weight_key
         self._dataset = dataset
@@ -98,7 +98,8 @@ class BatchMaker:
 
 
 class StepJournal:
-    """Writes which samples a step uses into the journal of every host here, before the step is dispatched.
+    """Writes which samples a step uses into the journal of every host here, before the step is
+    dispatched.
 
     A step that was journalled before (it is run again after a recovery) must use the same samples.
     """

@@ -79,7 +79,7 @@ def explain_recovery(
         sentences.append(f"{format_slices(recovery.joined_slices).capitalize()} joined.")
     sentences += [f"Generation {world.generation} was given up before a new step." for world in worlds[:-1]]
     sentences.append(_explain_restore(recovery))
-    sentences.append(_explain_end(recovery))
+    sentences.append(_explain_end(recovery, losses))
     sentences += [world.explanation.rstrip(".") + "." for world in worlds[-1:] if world.explanation.strip()]
     return " ".join(sentences)
 
@@ -103,13 +103,13 @@ def _explain_restore(recovery: Recovery) -> str:
     return f"{who} {how} from the snapshot of step {recovery.restored_step}{read}; {bytes_text}."
 
 
-def _explain_end(recovery: Recovery) -> str:
+def _explain_end(recovery: Recovery, losses: Sequence[LossDetected]) -> str:
     if recovery.resumed_unix_s is None:
         return "The run ended before a new step was committed."
     steps = "1 step was" if recovery.replayed_steps == 1 else f"{recovery.replayed_steps or 'no'} steps were"
     if recovery.resumed_step is None:
         return f"{steps.capitalize()} replayed; no new step was left to run."
-    since = "the fault" if recovery.lost_slices else "fencing began"
+    since = "the fault" if losses else "fencing began"
     took = format_seconds(recovery.mttr_s)
     first_new = f"step {recovery.resumed_step}, the first new one, came {took} after {since}"
     return f"{steps.capitalize()} replayed; {first_new}."

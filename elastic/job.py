@@ -1,5 +1,5 @@
-"""A job's description, as its processes find it: `DIR/job.json`, `DIR/token` (0600), and the environment of
-the workers.
+"""A job's description, as its processes find it: `DIR/job.json`, `DIR/token` (0600), and the
+environment of the workers.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class JobSpec:
     def __post_init__(self) -> None:
         if not self.heartbeat_s < self.agent_dead_s < self.lease_s:
             raise UsageError(
-                f"bounds in the wrong order: heartbeat_s {self.heartbeat_s} < agent_dead_s {self.agent_dead_s}"
-                f" < lease_s {self.lease_s}"
+                f"bounds in the wrong order: heartbeat_s {self.heartbeat_s}"
+                f" < agent_dead_s {self.agent_dead_s} < lease_s {self.lease_s}"
             )
         if self.capture_every < 1:
             raise UsageError(f"capture_every must be at least 1, not {self.capture_every}")

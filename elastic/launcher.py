@@ -1,9 +1,9 @@
 """The launcher: starts a job's coordinator and agents on this machine, keeps the agents running, and ends
 everything.
 
-In production the node's supervisor does the same with the agent of its host. Whatever the launcher started
-ends with it: it holds the leash (see `elastic.leash`), and it is the reaper of what its children leave
-behind.
+In production the node's supervisor does the same with the agent of its host. Whatever the launcher
+started ends with it: it holds the leash (see `elastic.leash`), and it is the reaper of what its children
+leave behind.
 """
 
 from __future__ import annotations
@@ -198,7 +198,8 @@ class Launcher:
         started = [child for child in [*self._agents.values(), self._coordinator] if child is not None]
         bound_s = time.monotonic() + FAILED_GRACE_S
         while any(child.poll() is None for child in started):
-            # After a completed run the scripts may still be at work (a last save); an interrupt ends that too.
+            # After a completed run the scripts may still be at work (a last save); an interrupt ends that
+            # too.
             if not (self._completed and not self._interrupts) and time.monotonic() >= bound_s:
                 break
             time.sleep(POLL_S)
@@ -217,7 +218,9 @@ class Launcher:
 
     @staticmethod
     def _become_reaper() -> None:
-        """Have the workers of a dead agent become children of the launcher, so that none gets out of sight."""
+        """Have the workers of a dead agent become children of the launcher, so that none gets out of
+        sight.
+        """
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 

@@ -12,7 +12,7 @@ STUCK = "did not leave the broken world in time"
 
 def shrink(turn: Turn, lost: tuple[int, ...]) -> None:
     """Slices are lost: start the next generation without them."""
-    fence(turn, f"slices {name_slices(lost)} are lost")
+    fence(turn, f"lost: {name_slices(lost)}")
 
 
 def fence(turn: Turn, why: str) -> None:
@@ -102,4 +102,6 @@ def _cannot_go_on(turn: Turn) -> bool:
 
 def name_slices(slices: list[int] | tuple[int, ...]) -> str:
     """Slices for a sentence."""
-    return ", ".join(map(str, slices)) or "none"
+    if len(slices) == 1:
+        return f"slice {slices[0]}"
+    return f"slices {', '.join(map(str, slices)) or 'none'}"

@@ -26,13 +26,13 @@ def advance_waiting(turn: Turn) -> None:
             fail(turn, describe_state_left(turn))
     elif len(ready) >= state.config.min_slices:
         if _is_everybody_there(turn, len(ready)):
-            fence(turn, f"slices {name_slices(ready)} are ready")
+            fence(turn, f"ready: {name_slices(ready)}")
     elif turn.is_late() or _nobody_else_comes(turn):
         cause = f"; last, {state.last_cause}" if state.last_cause else ""
         fail(
             turn,
             f"{len(ready)} of at least {state.config.min_slices} slices were there in time"
-            f" (ready: {name_slices(ready)}); {describe_state_left(turn)}{cause}",
+            f" (there: {name_slices(ready)}); {describe_state_left(turn)}{cause}",
         )
 
 

@@ -202,7 +202,7 @@ class RunEnded:
     exit_status: int = 1
     """What the command exits with when the run has failed."""
     restorable_step: int | None = None
-    """For a failed run: the newest step whose snapshot was whole at the end (-1: none, None: nobody looked)."""
+    """For a failed run: the newest step whose snapshot was whole at the end (-1: none, None: not known)."""
 
 
 Record = (

@@ -107,9 +107,15 @@ class StateKeeper:
             captured_bytes += stats.captured_bytes
         return stall_s, captured_bytes
 
-    def is_due(self, step: int) -> bool:
-        """Whether the state after `step` is to be captured."""
-        return (step + 1) % self._capture_every == 0
+    def is_due(self, step: int, *, is_last: bool) -> bool:
+        """Whether the state after `step` is to be captured: each k-th, and the first and last of the run."""
+        return step == 0 or is_last or (step + 1) % self._capture_every == 0
+
+    def reserve_journal(self, num_samples: int) -> None:
+        """Make room for steps of so many samples, where that is more than usual."""
+        if num_samples > MAX_JOURNALLED_SAMPLES:
+            for capturer in self._capturers:
+                self._reserve(capturer, num_samples)
 
     def _source(self, step: int) -> ShardSource:
         paths = [path for arena in self._link.arenas().values() for path in arena.slot_files()]
@@ -126,14 +132,18 @@ class StateKeeper:
         hosts = {device.id: runtime.host_of(device) for device in self._mesh.devices.flat}
         layout = layout_of(state, self._mesh, hosts, elastic_axis=self._elastic_axis)
         chosen = captures(layout, self._spec.replicas)
-        num_records = 2 * MIN_SLOTS * self._capture_every + MIN_JOURNAL_RECORDS
         for host, arena in self._link.arenas().items():
             if host not in chosen:
                 continue
             capturer = Capturer(arena, layout, host, chosen[host])
-            self._link.reserve(host, capturer.slot_bytes, record_bytes(MAX_JOURNALLED_SAMPLES), num_records)
+            self._reserve(capturer, MAX_JOURNALLED_SAMPLES)
             capturer.warm_up(state)
             self._capturers.append(capturer)
+
+    def _reserve(self, capturer: Capturer, num_samples: int) -> None:
+        num_records = 2 * MIN_SLOTS * self._capture_every + MIN_JOURNAL_RECORDS
+        size = record_bytes(num_samples)
+        self._link.reserve(capturer.static.host, capturer.slot_bytes, size, num_records)
 
 
 def _abstract(leaf: Any) -> Any:

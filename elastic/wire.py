@@ -1,7 +1,8 @@
-"""Messages between processes: frozen values as msgpack with their type's name, and frames on a stream socket.
+"""Messages between processes: frozen values as msgpack with their type's name, and frames on a stream
+socket.
 
-Only the types listed where a `Codec` is made can be decoded; nothing is executed (no pickle crosses a trust
-boundary).
+Only the types listed where a `Codec` is made can be decoded; nothing is executed (no pickle crosses a
+trust boundary).
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ class Codec:
 
 
 class FramedSocket:
-    """Values over a connected stream socket; `send` may be called from several threads, `receive` from one."""
+    """Values over a connected stream socket; `send` may be called from several threads, `receive` from
+    one.
+    """
 
     def __init__(self, connection: socket.socket, codec: Codec) -> None:
         self._socket = connection

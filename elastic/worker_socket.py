@@ -16,7 +16,9 @@ from elastic.wire import FramedSocket, WireError
 
 
 class WorkerSocket:
-    """Listens at `path` (0600); calls `on_message((connection, message))` from a thread for each connection."""
+    """Listens at `path` (0600); calls `on_message((connection, message))` from a thread for each
+    connection.
+    """
 
     def __init__(self, path: Path, on_message: Callable[[tuple[FramedSocket, Any]], None]) -> None:
         self._path = path

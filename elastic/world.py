@@ -67,6 +67,7 @@ class World:
         self._left = False
         self._step = -1 if spec.restore_step is None else spec.restore_step
         self._position = spec.restore_position
+        self._num_steps: int | None = None
         self._step_began_s = 0.0
         began_s = time.perf_counter()
         self._devices = tuple(runtime.form(spec))
@@ -155,6 +156,8 @@ class World:
         if self._mesh is None or self._keeper is None:
             raise UsageError("world.batches before world.restore", remedy="Call world.restore(...) first.")
         axis = batch_axis or self._elastic_axis
+        self._num_steps = num_steps
+        self._keeper.reserve_journal(global_batch)
         maker = BatchMaker(self._mesh, axis, dataset, global_batch, weight_key)
         self._journal = StepJournal(
             self._link.arenas().values(), self.generation, self._step, is_kept=not self._spec.rehearsal
@@ -190,7 +193,7 @@ class World:
             raise _Rehearsed
         self._position = self._journal.position
         stall_s, captured_bytes = 0.0, 0
-        if self._keeper.is_due(step):
+        if self._keeper.is_due(step, is_last=self._num_steps is not None and step + 1 >= self._num_steps):
             stall_s, captured_bytes = self._keeper.capture(state, step, self._position)
         self._step = step
         compiled = self._compiles.take()

@@ -16,7 +16,7 @@ from controller_adapter.local.control import ENV_CONTROL_FD, ControlClient, Simu
 from controller_adapter.local.engine import run_started
 from elastic.history import HistoryWriter
 from elastic.job import ENV_DIRECTORY, ENV_LEASH_FD, ENV_SLICE, HISTORY_FILE, JobSpec, save_job
-from elastic.launcher import END_GRACE_S, POLL_S, STOP_GRACE_S, HistoryTail, Listener
+from elastic.launcher import POLL_S, STOP_GRACE_S, HistoryTail, Listener
 from elastic.records import FaultInjected, RunEnded
 from reshard.errors import JobFailedError
 from snapshot.job import JobLock
@@ -113,9 +113,10 @@ class LocalLauncher:
     def _wait_end(self, ended: RunEnded) -> RunEnded:
         """Let the script come to its own end, which may still want to save something."""
         assert self._child is not None
-        grace_s = END_GRACE_S if ended.outcome == "completed" else FAILED_GRACE_S
-        bound_s = time.monotonic() + grace_s
-        while self._child.poll() is None and time.monotonic() < bound_s:
+        bound_s = time.monotonic() + FAILED_GRACE_S
+        while self._child.poll() is None:
+            if ended.outcome != "completed" and time.monotonic() >= bound_s:
+                break
             if self._stop_by_s is not None and time.monotonic() > self._stop_by_s:
                 break
             time.sleep(POLL_S)

@@ -1,4 +1,6 @@
-"""The demo's training script: a byte-level transformer on real text, in the loop that any user would write."""
+"""The demo's training script: a byte-level transformer on real text, in the loop that any user would
+write.
+"""
 
 from __future__ import annotations
 

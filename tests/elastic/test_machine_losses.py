@@ -186,7 +186,7 @@ def test_below_the_minimum_without_rejoin_waits_and_then_fails_clearly() -> None
     job.run()
     outcome, error = job.outcome
     assert outcome == "failed"
-    assert "1 of at least 2 slices were there in time (ready: 2)" in error
+    assert "1 of at least 2 slices were there in time (there: slice 2)" in error
     assert "was left in the hosts' memory" in error
     assert "killed by SIGKILL" in error
     assert job.now_s - waits[0] == pytest.approx(TIMING.wait_s, abs=0.3)
