@@ -14,7 +14,7 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_TEST := $(VENV)/.installed-test
 PROTOS := elastic/control.proto snapshot/dataplane.proto
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I.
-SOURCES := reshard snapshot elastic controller_adapter chaos tests $(wildcard benchmarks)
+SOURCES := reshard snapshot elastic controller_adapter chaos tests benchmarks examples .ci
 BENCHES = $(sort $(wildcard benchmarks/bench_*.py))
 PYTEST := $(BIN)/python -m pytest
 

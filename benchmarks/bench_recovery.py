@@ -13,7 +13,7 @@ from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
 
-from demo_jobs import DemoCase, DemoRun, run_demo
+from demo_jobs import DemoCase, DemoRun, exit_on_sigterm, run_demo
 from machine import RUNS, compile_cache_environment, fail, hand_over, is_quiet, load1, parser
 from recovery_figures import (
     IN_PLACE_TARGET,
@@ -102,6 +102,7 @@ def show(index: int, num: int, sample: Sample) -> None:
 
 def main() -> None:
     given = options()
+    exit_on_sigterm()
     load_before = load1()
     print(
         f"recovery: {given.runs} demo runs of {given.steps} steps, a kill in each, seed {given.seed}"

@@ -19,6 +19,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+from demo_jobs import exit_on_sigterm
 from machine import ROOT, RUNS, compile_cache_environment, fail, hand_over, is_quiet, load1, parser
 from steady_figures import Steady, steady_figures
 
@@ -156,14 +157,16 @@ def _range(interval: Any) -> str:
 
 def main() -> None:
     given = options()
+    exit_on_sigterm()
     load_before = load1()
-    print(
-        f"steady overhead: {SLICES} slices x 2 devices,"
-        f" {given.pairs} rounds of {given.steps} bare, wrapped and floor steps"
-        f" (load {load_before})",
-        flush=True,
-    )
-    if not given.again:
+    if given.again:
+        print(f"steady overhead, figures of the job in {given.out}")
+    else:
+        print(
+            f"steady overhead: {SLICES} slices x 2 devices,"
+            f" {given.pairs} rounds of {given.steps} bare, wrapped and floor steps (load {load_before})",
+            flush=True,
+        )
         run_job(given)
     measured, stall_s, captured_bytes = read_job(given.out)
     result = steady_figures(measured, stall_s)

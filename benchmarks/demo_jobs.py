@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -61,6 +62,15 @@ class DemoRun:
     def tail(self, num_lines: int = 12) -> str:
         """The end of what it printed."""
         return "\n".join((self.directory / "demo.log").read_text(errors="replace").splitlines()[-num_lines:])
+
+
+def exit_on_sigterm() -> None:
+    """Let SIGTERM end this program as Ctrl-C does, through the clean-up of the run in progress."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)
 
 
 def run_demo(

@@ -1,4 +1,4 @@
-"""Chaos tooling: faults as data, and what injects them. Nothing that is shipped to a training job imports it."""
+"""Chaos tooling: faults as data, and what injects them. Nothing shipped to a training job imports it."""
 
 from chaos.faults import KINDS, Fault, parse_fault, parse_faults
 

@@ -1,1 +1,1 @@
-"""Adapters: how worlds are formed. `local` (one process, virtual slices), `multicontroller` (real processes)."""
+"""Adapters, how worlds are formed: `local` (one process, virtual slices), `multicontroller` (processes)."""

@@ -7,8 +7,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,18 +17,28 @@ import numpy as np
 from elastic.events import ComputeDigest, DigestDone, SnapshotSummary, Stage, Staged, host_of
 from elastic.protocol import WorkerCommitted
 from elastic.records import StepCommitted
-from reshard.errors import ElasticError
+from reshard.boxes import Box
+from reshard.errors import ElasticError, MissingShardError
 from reshard.execute import execute_plan
 from reshard.holdings import Holding
 from reshard.ids import HostId
-from reshard.plan import Plan, Transfer
+from reshard.plan import Plan
 from snapshot.arena import Arena
 from snapshot.dataplane import fetch
 from snapshot.digest import state_digest
 from snapshot.journal import JournalReader
 from snapshot.manifest import Manifest
+from snapshot.slot import Bytes
 
 FETCH_DEADLINE_S = 60.0
+
+Want = tuple[str, Box]
+"""A piece of an array: its path, and its box within one stored shard."""
+Fetch = Callable[[Stage | ComputeDigest, HostId, Sequence[Want]], list[Bytes]]
+"""Reads pieces of the commanded snapshot, verified and in this order, out of another host's memory.
+
+Raises ElasticError or OSError when it cannot.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,14 +51,17 @@ class Verified:
 
 
 class ArenaTasks:
-    """The arena work of one agent. Fetching and digests run in threads and tell their result through
-    `send`.
+    """The arena work of one agent. What takes long runs in threads, which tell their result.
+
+    Peers' memory is read through `fetch`; without one, over the data plane with the job's `token`.
     """
 
-    def __init__(self, arena: Arena, slice_index: int, token: str) -> None:
+    def __init__(
+        self, arena: Arena, slice_index: int, token: str = "", *, fetch: Fetch | None = None
+    ) -> None:
         self._arena = arena
         self._slice = slice_index
-        self._token = token
+        self._fetch = partial(_fetch_from_agent, token) if fetch is None else fetch
         self._journal: JournalReader | None = None
         self._staged_bytes = 0
 
@@ -114,12 +128,12 @@ class ArenaTasks:
         return {"shm": restored.get("shm", 0) - peer, "peer": peer}
 
     def stage(self, command: Stage, generation: Callable[[], int], send: Callable[[Any], None]) -> None:
-        """Fetch what the plan gives this host; tells Staged."""
+        """Fetch what the plan gives this host; tells Staged, unless `generation` has moved on meanwhile."""
 
         def work() -> None:
             error = ""
             try:
-                self._stage(command)
+                self.stage_now(command)
             except (ElasticError, OSError) as failed:
                 error = str(failed)
             if command.generation == generation():
@@ -128,83 +142,104 @@ class ArenaTasks:
         if command.transfers:
             threading.Thread(target=work, name="stage", daemon=True).start()
         else:
-            self._arena.drop_stage()
-            self._staged_bytes = 0
-            send(Staged(slice_index=self._slice, generation=command.generation))
+            work()
 
-    def _stage(self, command: Stage) -> None:
-        shards = []
-        by_source: dict[HostId, list[Transfer]] = defaultdict(list)
-        for transfer in command.transfers:
-            by_source[transfer.source].append(transfer)
-        for source, transfers in sorted(by_source.items()):
-            fetched = fetch(
-                command.addresses[source.slice_index],
-                self._token,
-                generation=command.generation,
-                step=command.step,
-                wants=[(transfer.path, transfer.piece) for transfer in transfers],
-                deadline_s=FETCH_DEADLINE_S,
-                of_generation=command.of_generation,
-            )
-            shards += [(shard.path, shard.box, shard.data) for shard in fetched]
+    def stage_now(self, command: Stage) -> None:
+        """Fetch what the plan gives this host into its stage, in place of what was staged before.
+
+        Raises ElasticError or OSError when it cannot.
+        """
+        self._staged_bytes = 0
+        if not command.transfers:
+            self._arena.drop_stage()
+            return
+        pieces = self._read_pieces(command)
         self._arena.write_stage(
             command.layout,
-            shards,
+            [(path, box, data) for (path, box), data in pieces.items()],
             step=command.step,
             generation=command.generation,
             position=command.position,
         )
-        self._staged_bytes = sum(len(data) for _, _, data in shards)
+        self._staged_bytes = sum(len(data) for data in pieces.values())
 
     def compute_digest(self, command: ComputeDigest, send: Callable[[Any], None]) -> None:
         """Put the whole state together from this arena and its peers and hash it; tells DigestDone."""
+        threading.Thread(target=lambda: send(self.digest_now(command)), name="digest", daemon=True).start()
 
-        def work() -> None:
-            try:
-                digest = self._digest(command)
-            except (ElasticError, OSError):
-                digest = ""  # overwritten by a newer snapshot meanwhile: the report says "unknown"
-            send(
-                DigestDone(
-                    slice_index=self._slice,
-                    generation=command.generation,
-                    step=command.step,
-                    purpose=command.purpose,
-                    digest=digest,
-                )
-            )
-
-        threading.Thread(target=work, name="digest", daemon=True).start()
+    def digest_now(self, command: ComputeDigest) -> DigestDone:
+        """Put the whole state together from this arena and its peers and hash it."""
+        try:
+            digest = self._digest(command)
+        except (ElasticError, OSError):
+            digest = ""  # overwritten by a newer snapshot meanwhile: the report says "unknown"
+        return DigestDone(
+            slice_index=self._slice,
+            generation=command.generation,
+            step=command.step,
+            purpose=command.purpose,
+            digest=digest,
+        )
 
     def _digest(self, command: ComputeDigest) -> str:
-        host = host_of(self._slice)
-        source = self._arena.find_shards(command.step, command.of_generation)
-
-        def get(transfer: Transfer) -> np.ndarray[Any, np.dtype[Any]]:
-            if transfer.source == host:
-                return source.read_piece(transfer.path, transfer.piece)
-            (shard,) = fetch(
-                command.addresses[transfer.source.slice_index],
-                self._token,
-                generation=command.generation,
-                step=command.step,
-                wants=[(transfer.path, transfer.piece)],
-                deadline_s=FETCH_DEADLINE_S,
-                of_generation=command.of_generation,
-            )
-            return np.asarray(shard.data)
-
-        try:
-            plan = Plan.of(command.step, command.transfers, bytes_lower_bound=0)
-            buffers = execute_plan(plan, command.layout, host, get).buffers
-        finally:
-            source.close()
-        shapes = {array.path: array for array in command.layout.arrays}
+        pieces = self._read_pieces(command)
+        plan = Plan.of(command.step, command.transfers, bytes_lower_bound=0)
+        buffers = execute_plan(
+            plan,
+            command.layout,
+            host_of(self._slice),
+            lambda transfer: pieces.pop((transfer.path, transfer.piece)),
+        ).buffers
+        arrays = {array.path: array for array in command.layout.arrays}
         return state_digest(
-            (path, shapes[path].dtype, shapes[path].shape, buffer.reshape(-1).view(np.uint8))
+            (path, arrays[path].dtype, arrays[path].shape, buffer.reshape(-1).view(np.uint8))
             for (path, _), buffer in buffers.items()
         )
+
+    def _read_pieces(self, command: Stage | ComputeDigest) -> dict[Want, Bytes]:
+        """All that the command's transfers name, from this arena and its peers, one look at each."""
+        wants: dict[HostId, list[Want]] = defaultdict(list)
+        for transfer in command.transfers:
+            wants[transfer.source].append((transfer.path, transfer.piece))
+        pieces: dict[Want, Bytes] = {}
+        for source, wanted in sorted(wants.items()):
+            is_own = source == host_of(self._slice)
+            found = (
+                read_pieces(self._arena, command, wanted) if is_own else self._fetch(command, source, wanted)
+            )
+            pieces.update(zip(wanted, found, strict=True))
+        return pieces
+
+
+def read_pieces(arena: Arena, command: Stage | ComputeDigest, wants: Sequence[Want]) -> list[Bytes]:
+    """Pieces of the commanded snapshot out of an arena here, verified. Raises MissingShardError."""
+    source = arena.find_shards(command.step, command.of_generation)
+    try:
+        return [_as_bytes(source.read_piece(path, box)) for path, box in wants]
+    finally:
+        source.close()
+
+
+def _fetch_from_agent(
+    token: str, command: Stage | ComputeDigest, source: HostId, wants: Sequence[Want]
+) -> list[Bytes]:
+    address = command.addresses.get(source.slice_index)
+    if address is None:  # its agent went away while the plan was made
+        raise MissingShardError(*wants[0], command.step, lost=(source,))
+    fetched = fetch(
+        address,
+        token,
+        generation=command.generation,
+        step=command.step,
+        wants=wants,
+        deadline_s=FETCH_DEADLINE_S,
+        of_generation=command.of_generation,
+    )
+    return [shard.data for shard in fetched]
+
+
+def _as_bytes(elements: np.ndarray[Any, np.dtype[Any]]) -> Bytes:
+    return elements.reshape(-1).view(np.uint8) if elements.size else np.empty(0, np.uint8)
 
 
 def _summary(manifest: Manifest, holdings: tuple[Holding, ...]) -> SnapshotSummary:

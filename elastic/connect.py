@@ -1,13 +1,15 @@
-"""Opening a session from the environment, read here and nowhere else."""
+"""Opening a session from the environment that the launcher's agent gave this process."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import cast
 
 from elastic.adapters import find_adapter
-from elastic.job import ENV_DIRECTORY, ENV_SLICE, JobSpec, load_job
+from elastic.job import ENV_DIRECTORY, ENV_SLICE, load_job
 from elastic.leash import watch_leash
+from elastic.ports import OneProcessAdapter
 from elastic.sessions import Session
 from reshard.errors import UsageError
 
@@ -27,7 +29,7 @@ def open_session(*, seed: int | None) -> Session:
 
 
 def _open_local(seed: int | None) -> Session:
-    adapter = find_adapter("local")
-    spec: JobSpec = adapter.default_job(seed=0 if seed is None else seed)  # type: ignore[attr-defined]
+    adapter = cast(OneProcessAdapter, find_adapter("local"))
+    spec = adapter.default_job(seed=0 if seed is None else seed)
     link, runtime = adapter.connect(spec, 0)
     return Session(spec, link, runtime)

@@ -377,8 +377,6 @@ AgentCommand = (
 )
 Command = AgentCommand | StartService | Write
 
-HOSTS_PER_SLICE = 1
-
 
 def host_of(slice_index: int) -> HostId:
     """The one host of a slice."""

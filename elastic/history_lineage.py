@@ -163,9 +163,8 @@ def trace_lineage(records: Sequence[Record]) -> Lineage:
 
 
 def _begin(lineage: Lineage, world: WorldFormed) -> None:
-    if (
-        world.restored_step is not None
-    ):  # an earlier run's snapshot: what came before it is not of this history
+    # An earlier run's snapshot: what came before it is not of this history.
+    if world.restored_step is not None:
         lineage.started_fresh = False
         lineage.first_step = world.restored_step + 1
 
@@ -212,21 +211,11 @@ def _end(lineage: Lineage, records: Sequence[Record], generation: int | None) ->
         lineage.end_known = trained and not lost  # all of a world that had its state were there to the end
 
 
-def _is_loss_unanswered(records: Sequence[Record], generation: int | None) -> bool:
-    for record in reversed(records):
-        if isinstance(record, WorldFormed) and record.generation == generation:
-            return False
-        if isinstance(record, LossDetected):
-            return True
-    return False
-
-
 def _step_left(ended: RunEnded) -> int | None:
     """The newest step that a snapshot still held when the run failed; -1: none did; None: nobody looked."""
-    step: int | None = getattr(ended, "restorable_step", None)
-    if step is None and ended.state_digest:
+    if ended.restorable_step is None and ended.state_digest:
         return ended.final_step
-    return step
+    return ended.restorable_step
 
 
 def _roll_back(lineage: Lineage, restored_step: int | None, *, at_end: bool = False) -> None:

@@ -25,7 +25,6 @@ _BUCKET_OF_PHASE = {
     "WAITING": "wait",
 }
 
-
 _FIRST_PHASES = ("SUSPECT", "FENCING", "PLANNING")
 
 
@@ -82,9 +81,7 @@ def measure_span(
         fault = min(_fault_unix_s(records, loss) for loss in losses)
     else:
         before_world = [record for record in records[since + 1 : until] if isinstance(record, PhaseEntered)]
-        fencing = next(
-            (record for record in before_world if record.phase in ("SUSPECT", "FENCING", "PLANNING")), None
-        )
+        fencing = next((record for record in before_world if record.phase in _FIRST_PHASES), None)
         detected = fault = fencing.unix_s if fencing else records[min(until, len(records) - 1)].unix_s
     seconds = dict.fromkeys((*PHASES, "wait"), 0.0)
     seconds["detect"] = max(0.0, detected - fault)

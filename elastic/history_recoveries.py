@@ -2,8 +2,7 @@
 
 Every world formed after the first one ends a recovery, unless the next world came before it committed a *new*
 step (one beyond the newest committed before): then both are one recovery, and its cause lists all that
-happened. How long it took is
-told by `history_phases`.
+happened. How long it took is told by `history_phases`.
 """
 
 from __future__ import annotations

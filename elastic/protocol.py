@@ -16,7 +16,6 @@ from elastic.events import (
     StepFailed,
     StopAfter,
     WorkerFailed,
-    WorkerState,
     WorldSpec,
 )
 from elastic.records import FaultInjected, StepCommitted
@@ -30,8 +29,7 @@ class Heartbeat:
     unix_s: float
 
 
-# ---- worker → agent
-# ----------------------------------------------------------------------------------------------
+# ---- worker → agent --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +90,7 @@ class LoopEnded:
     step: int
 
 
-# ---- agent → worker
-# ----------------------------------------------------------------------------------------------
+# ---- agent → worker --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,5 +141,3 @@ WORKER_CODEC = Codec(
 CONTROL_CODEC = Codec(
     (*get_args(AgentEvent), *get_args(AgentCommand), Heartbeat, StepCommitted, FaultInjected)
 )
-
-__all__ = ["CONTROL_CODEC", "WORKER_CODEC", "WorkerState"]

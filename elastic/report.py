@@ -76,7 +76,7 @@ def build_report(records: Sequence[Record]) -> Report:
         raise UsageError("this history does not tell how its run was started: its first record is missing")
     ended = next((record for record in reversed(records) if isinstance(record, RunEnded)), None)
     lineage = trace_lineage(records)
-    audit = audit_samples(lineage, getattr(started, "epoch_samples", None))
+    audit = audit_samples(lineage, started.epoch_samples)
     recoveries, spans = build_recoveries(records, lineage)
     badput = _badput(records, lineage, spans)
     return Report(

@@ -128,9 +128,9 @@ class JobState:
     newest_before: int = -1
     """The newest committed step when the current recovery began: a step beyond it is new."""
     restored_steps: tuple[tuple[int, int], ...] = ()
+    """Generation and step of every restore that went as far as the workers (-1: a fresh state)."""
     world_generation: int = 0
     """The generation of the newest world that was decided."""
-    """Generation and step of every restore that went as far as the workers (-1: a fresh state)."""
     choice: Choice | None = None
     service_generation: int = 0
     service_address: str = ""

@@ -18,10 +18,14 @@ class GlobalArray(Protocol):
     """What coverage must know of an array; an `ArrayLayout` or a manifest entry will do."""
 
     @property
-    def path(self) -> str: ...
+    def path(self) -> str:
+        """Its name in the state's tree."""
+        ...
 
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def shape(self) -> tuple[int, ...]:
+        """Its global shape."""
+        ...
 
 
 def newest_covered_step(arrays: Iterable[GlobalArray], holdings: Iterable[Holding]) -> int | None:

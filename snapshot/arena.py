@@ -119,7 +119,7 @@ class Arena:
         return verify_contents(self.slot_files(), step)
 
     def verified_snapshots(self) -> VerifiedSnapshots:
-        """Return the snapshots in the slots with their intact shards; what was staged for a restore is no snapshot."""
+        """Return the snapshots in the slots with their intact shards; what is staged is no snapshot."""
         return verify_snapshots(self._slot_paths())
 
     def find_shards(self, step: int, generation: int | None = None) -> ShardSource:
@@ -136,7 +136,8 @@ class Arena:
 
         An empty one, else one of a later step (the job went another way since, from an older step), else
         the oldest: one of this very step is kept while there is an older one, so that capturing a restored
-        state again never touches the copy it came from. Raises UsageError before `reserve`, InsufficientMemoryError.
+        state again never touches the copy it came from. Raises UsageError before `reserve`, and
+        InsufficientMemoryError.
         """
         indexes = self._slot_indexes or tuple(int(path.name[4:]) for path in self._slot_paths())
         if len(indexes) < MIN_SLOTS:

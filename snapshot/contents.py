@@ -110,7 +110,7 @@ def verify_contents(paths: Iterable[Path], step: int | None) -> VerifiedHoldings
 
 
 def open_source(paths: Iterable[Path], step: int, generations: Collection[int] | None = None) -> ShardSource:
-    """Return a reader of everything these files hold of a step, captured in one of `generations` (None: any)."""
+    """Return a reader of all these files hold of a step, captured in one of `generations` (None: any)."""
     matching: list[tuple[SlotReader, Manifest]] = []
     for reader, manifest in complete_slots(paths, []):
         if manifest.step == step and (generations is None or manifest.generation in generations):

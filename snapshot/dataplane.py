@@ -67,7 +67,7 @@ class DataPlaneServer(DataPlaneServicer):
         """Register the service with a server that is not started yet."""
         add_DataPlaneServicer_to_server(self, server)
 
-    def Read(self, request: pb.ReadRequest, context: grpc.ServicerContext) -> Iterator[pb.ReadChunk]:  # noqa: N802
+    def Read(self, request: pb.ReadRequest, context: grpc.ServicerContext) -> Iterator[pb.ReadChunk]:
         """Stream the wanted boxes (gRPC handler)."""
         self._admit(request, context)
         source = self._arena.find_shards(request.step, request.of_generation or None)
@@ -125,10 +125,9 @@ def fetch(
     """Read boxes of the snapshot of `step` from the agent at `address`, in the order of `wants`.
 
     A box is a stored shard or a piece of one. `of_generation` is the one the snapshot was captured in (None:
-    any). A peer that cannot be reached is tried again until
-    `deadline_s` is over. Raises RetryLaterError then, MissingShardError when the peer does not have it,
-    CorruptCopyError when its copy or the transfer is damaged, UsageError for a wrong token or a stale
-    generation.
+    any). A peer that cannot be reached is tried again until `deadline_s` is over. Raises RetryLaterError then,
+    MissingShardError when the peer does not have it, CorruptCopyError when its copy or the transfer is
+    damaged, UsageError for a wrong token or a stale generation.
     """
     request = pb.ReadRequest(
         generation=generation,

@@ -1,9 +1,9 @@
-"""The journal: which samples each step uses, written before the step is dispatched.
+r"""The journal: which samples each step uses, written before the step is dispatched.
 
 A file that is a ring of fixed-size records, so that the newest `num_records` steps can be replayed by
 whoever still has the file. The worker appends; the agent reads at any moment and skips what is torn.
 
-    header page   8s magic "ELAJRNL\\0" | u32 version | u32 header bytes | u64 record bytes | u64 records
+    header page   8s magic "ELAJRNL\0" | u32 version | u32 header bytes | u64 record bytes | u64 records
                   | u64 checksum
     record        u64 commit | u64 checksum | u64 sequence, step, generation, position
                   | u32 ids | u32 state bytes | u64 ids[] | state

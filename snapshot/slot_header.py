@@ -1,6 +1,6 @@
-"""The header page of a slot file, version 1; the bytes are described in `docs/snapshot-format.md`.
+r"""The header page of a slot file, version 1; the bytes are described in `docs/snapshot-format.md`.
 
-    0   8s  magic                      "ELASLOT\\0"
+    0   8s  magic                      "ELASLOT\0"
     8   u32 format version             1
     12  u32 header bytes               4096
     16  u64 commit word                0 while written; equal to the sequence when complete
@@ -59,10 +59,12 @@ class SlotHeader:
 
     @property
     def table_bytes(self) -> int:
+        """Bytes of the checksum table."""
         return self.num_shards * CHECKSUM_BYTES
 
     @property
     def end_offset(self) -> int:
+        """Where the last shard ends: the bytes of the file that are in use."""
         return self.data_offset + self.data_bytes
 
 

@@ -5,36 +5,21 @@ All methods are for the training thread.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
-
-import numpy as np
 
 from controller_adapter.local.faults import SimulatedFault
-from elastic.agent_tasks import ArenaTasks
-from elastic.events import ComputeDigest, SnapshotSummary, Stage, WorkerState, host_of
+from elastic.agent_tasks import ArenaTasks, Fetch
+from elastic.events import ComputeDigest, DigestDone, SnapshotSummary, Stage, WorkerState, host_of
 from elastic.job import JobSpec
 from elastic.protocol import WorkerCommitted
 from elastic.records import StepCommitted
-from reshard.boxes import Box
-from reshard.errors import MissingShardError
-from reshard.execute import execute_plan
-from reshard.ids import HostId
-from reshard.plan import Plan, Transfer
 from snapshot.arena import Arena
-from snapshot.digest import state_digest
-from snapshot.source import ShardSource
-
-Peers = Mapping[int, Arena]
-"""The snapshot memory of every slice that has one, by slice index."""
 
 
 class VirtualHost:
-    """The memory of a slice, and where its part of the one worker stands."""
+    """The memory of a slice, and where its part of the one worker stands; `fetch` reads others' memory."""
 
-    def __init__(self, spec: JobSpec, slice_index: int) -> None:
+    def __init__(self, spec: JobSpec, slice_index: int, fetch: Fetch) -> None:
         self.slice_index = slice_index
         self.worker = WorkerState.NONE
         self.incarnation = 0
@@ -45,8 +30,8 @@ class VirtualHost:
         self.stopped: SimulatedFault | None = None
         self.arena: Arena | None = None
         self._spec = spec
+        self._fetch = fetch
         self._tasks: ArenaTasks | None = None
-        self._staged_bytes = 0
         self._captured: tuple[int, int] = (-1, 0)
 
     # ---- life ----
@@ -58,7 +43,7 @@ class VirtualHost:
         if self.arena is None:
             host = host_of(self.slice_index)
             self.arena = Arena.create(self._spec.job_id, host, root=self._spec.shm_root)
-            self._tasks = ArenaTasks(self.arena, self.slice_index, token="")
+            self._tasks = ArenaTasks(self.arena, self.slice_index, fetch=self._fetch)
             self._captured = (-1, 0)
 
     def end(self) -> None:
@@ -100,8 +85,8 @@ class VirtualHost:
         layout, host = summary.layout, host_of(self.slice_index)
         boxes = ((array, layout.boxes_by_host(array).get(host, ())) for array in layout.arrays)
         total = sum(array.box_nbytes(box) for array, held in boxes for box in held)
-        peer, self._staged_bytes = min(self._staged_bytes, total), 0
-        return {"shm": total - peer, "peer": peer}
+        assert self._tasks is not None
+        return self._tasks.bytes_from({"shm": total})
 
     def _captured_bytes(self, generation: int) -> int:
         """The bytes of one capture of this slice, which do not change while a world lives."""
@@ -113,67 +98,15 @@ class VirtualHost:
 
     # ---- what an agent would do ----
 
-    def stage(self, command: Stage, peers: Peers) -> None:
+    def stage(self, command: Stage) -> None:
         """Copy what the plan gives this slice out of the others' memory into its own, verified.
 
         Raises ElasticError or OSError when it cannot.
         """
-        assert self.arena is not None
-        self.arena.drop_stage()
-        self._staged_bytes = 0
-        by_source: dict[HostId, list[Transfer]] = defaultdict(list)
-        for transfer in command.transfers:
-            by_source[transfer.source].append(transfer)
-        shards: list[tuple[str, Box, np.ndarray[Any, Any]]] = []
-        for source_host, transfers in sorted(by_source.items()):
-            source = open_peer(peers, source_host, command.step, command.of_generation)
-            try:
-                for transfer in transfers:
-                    piece = source.read_piece(transfer.path, transfer.piece)
-                    shards.append((transfer.path, transfer.piece, _as_bytes(piece)))
-            finally:
-                source.close()
-        if shards:
-            self.arena.write_stage(
-                command.layout,
-                shards,
-                step=command.step,
-                generation=command.generation,
-                position=command.position,
-            )
-            self._staged_bytes = sum(len(data) for _, _, data in shards)
+        assert self._tasks is not None
+        self._tasks.stage_now(command)
 
-
-def whole_state_digest(command: ComputeDigest, peers: Peers) -> str:
-    """Put the whole state together out of all slices' memory and hash it. Raises ElasticError or OSError."""
-    host = host_of(command.slice_index)
-    sources: dict[HostId, ShardSource] = {}
-
-    def get(transfer: Transfer) -> np.ndarray[Any, np.dtype[Any]]:
-        if transfer.source not in sources:
-            sources[transfer.source] = open_peer(peers, transfer.source, command.step, command.of_generation)
-        return sources[transfer.source].read_piece(transfer.path, transfer.piece)
-
-    try:
-        plan = Plan.of(command.step, command.transfers, bytes_lower_bound=0)
-        buffers = execute_plan(plan, command.layout, host, get).buffers
-    finally:
-        for source in sources.values():
-            source.close()
-    arrays = {array.path: array for array in command.layout.arrays}
-    return state_digest(
-        (path, arrays[path].dtype, arrays[path].shape, buffer.reshape(-1).view(np.uint8))
-        for (path, _), buffer in buffers.items()
-    )
-
-
-def open_peer(peers: Peers, host: HostId, step: int, generation: int) -> ShardSource:
-    """A reader of what a slice holds of a step. Raises MissingShardError when its memory is gone."""
-    arena = peers.get(host.slice_index)
-    if arena is None:
-        raise MissingShardError("every array", (), step, lost=(host,))
-    return arena.find_shards(step, generation)
-
-
-def _as_bytes(elements: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return elements.reshape(-1).view(np.uint8) if elements.size else np.empty(0, np.uint8)
+    def digest(self, command: ComputeDigest) -> DigestDone:
+        """Put the whole state together out of all slices' memory and hash it."""
+        assert self._tasks is not None
+        return self._tasks.digest_now(command)

@@ -6,16 +6,16 @@ Everything here is for the training thread. What the agents would send to the co
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from controller_adapter.local.host import Peers, VirtualHost, whole_state_digest
+from controller_adapter.local.host import VirtualHost
+from elastic.agent_tasks import Want, read_pieces
 from elastic.events import (
     AgentAttached,
     AgentCommand,
     Assign,
     ComputeDigest,
-    DigestDone,
     EndWorker,
     Event,
     Fence,
@@ -31,7 +31,9 @@ from elastic.events import (
     WorldSpec,
 )
 from elastic.job import JobSpec
-from reshard.errors import ElasticError
+from reshard.errors import ElasticError, MissingShardError
+from reshard.ids import HostId
+from snapshot.slot import Bytes
 
 FIRST_INCARNATION = 1 << 23
 """Above every process id that Linux gives out, so that nobody can signal an incarnation by mistake."""
@@ -42,7 +44,7 @@ class VirtualHosts:
     """The hosts by slice index, and the training thread's place among the worlds."""
 
     def __init__(self, spec: JobSpec, tell: Callable[[Event], None]) -> None:
-        self.all = tuple(VirtualHost(spec, index) for index in range(spec.config.num_slices))
+        self.all = tuple(VirtualHost(spec, index, self._fetch) for index in range(spec.config.num_slices))
         self.inside = 0
         """The generation of the world that the training thread is in (0: none)."""
         self.fenced_below = 0
@@ -61,12 +63,11 @@ class VirtualHosts:
 
     def members(self) -> tuple[VirtualHost, ...]:
         """The hosts that are in the world which the training thread is in."""
-        return tuple(self._members())
-
-    def _members(self) -> Iterator[VirtualHost]:
-        for host in self.all:
-            if host.worker is WorkerState.IN_WORLD and host.world_generation == self.inside:
-                yield host
+        return tuple(
+            host
+            for host in self.all
+            if host.worker is WorkerState.IN_WORLD and host.world_generation == self.inside
+        )
 
     def enter(self) -> WorldSpec | None:
         """Enter the world that was assigned, if any."""
@@ -84,10 +85,6 @@ class VirtualHosts:
         for host in self.all:
             self._say_if_ready(host)
             self.report_if_fenced(host)
-
-    def peers(self) -> Peers:
-        """The snapshot memory of every slice that has one."""
-        return {host.slice_index: host.arena for host in self.all if host.arena is not None}
 
     def report_if_fenced(self, host: VirtualHost) -> None:
         """Tell what is in a host's memory, once it is out of every world given up."""
@@ -136,25 +133,20 @@ class VirtualHosts:
     def _stage(self, host: VirtualHost, command: Stage) -> None:
         error = ""
         try:
-            host.stage(command, self.peers())
+            host.stage(command)
         except (ElasticError, OSError) as failed:
             error = str(failed)
         self._tell(Staged(slice_index=host.slice_index, generation=command.generation, error=error))
 
     def _digest(self, host: VirtualHost, command: ComputeDigest) -> None:
-        try:
-            digest = whole_state_digest(command, self.peers())
-        except (ElasticError, OSError):
-            digest = ""  # the report says "unknown"
-        self._tell(
-            DigestDone(
-                slice_index=host.slice_index,
-                generation=command.generation,
-                step=command.step,
-                purpose=command.purpose,
-                digest=digest,
-            )
-        )
+        self._tell(host.digest(command))
+
+    def _fetch(self, command: Stage | ComputeDigest, source: HostId, wants: Sequence[Want]) -> list[Bytes]:
+        """What an agent would ask another one for, out of that slice's memory."""
+        arena = self.all[source.slice_index].arena
+        if arena is None:
+            raise MissingShardError(*wants[0], command.step, lost=(source,))
+        return read_pieces(arena, command, wants)
 
     def _assign(self, host: VirtualHost, command: Assign) -> None:
         host.worker = WorkerState.IN_WORLD

@@ -111,12 +111,11 @@ class LocalLauncher:
             time.sleep(POLL_S)
 
     def _wait_end(self, ended: RunEnded) -> RunEnded:
-        """Let the script come to its own end, which may still want to save something."""
+        """Let the script come to its own end: after a completed run it may take its time (a last save)."""
         assert self._child is not None
+        is_patient = ended.outcome == "completed"
         bound_s = time.monotonic() + FAILED_GRACE_S
-        while self._child.poll() is None:
-            if ended.outcome != "completed" and time.monotonic() >= bound_s:
-                break
+        while self._child.poll() is None and (is_patient or time.monotonic() < bound_s):
             if self._stop_by_s is not None and time.monotonic() > self._stop_by_s:
                 break
             time.sleep(POLL_S)

@@ -82,7 +82,7 @@ class GlooSockets:
 
 
 def _shut_down(found: TcpSocket) -> bool:
-    """Shut down this very socket: its descriptor may stand for another one by now, which must not be touched."""
+    """Shut down this very socket: its descriptor may by now stand for another, which must stay untouched."""
     with socket.socket(fileno=os.dup(found.fd)) as duplicate:
         is_same = os.fstat(duplicate.fileno()).st_ino == found.inode
         if is_same:

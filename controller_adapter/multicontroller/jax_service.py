@@ -1,4 +1,4 @@
-"""JAX's coordination service in a process of its own (see `elastic.runtime_service` for how it is spoken to)."""
+"""JAX's coordination service in a process of its own; `elastic.runtime_service` says how to speak to it."""
 
 from __future__ import annotations
 

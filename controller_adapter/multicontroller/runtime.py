@@ -22,7 +22,7 @@ CONNECT_TIMEOUT_S = 60
 
 
 class MulticontrollerRuntime:
-    """See `elastic.ports.Runtime`. `unblock` is for the link's thread; everything else for the main thread."""
+    """See `elastic.ports.Runtime`. `unblock` is for the link's thread, everything else for the main thread."""
 
     in_place = "proven"
 
@@ -30,7 +30,8 @@ class MulticontrollerRuntime:
         jax_private.check_version()
         jax_private.share_compile_cache()
         gc.collect()
-        gc.freeze()  # what is imported by now stays: the collection when a world is dropped looks only at the rest
+        # What is imported by now stays: the collection when a world is dropped looks only at the rest.
+        gc.freeze()
         self._slices: tuple[int, ...] = ()
         self._gloo: GlooSockets | None = None
 

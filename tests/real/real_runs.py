@@ -1,4 +1,4 @@
-"""Running the demo, and other jobs, as a user does: real processes, real signals, and what they leave behind."""
+"""Running the demo, and other jobs, as a user does: real processes and signals, and what they leave."""
 
 from __future__ import annotations
 
@@ -74,9 +74,7 @@ def finish(process: subprocess.Popen[str], directory: Path, timeout_s: float = B
 def demo(directory: Path, *arguments: str, steps: int = STEPS, faults: Sequence[str] = ("none",)) -> Run:
     """One demo run to its end."""
     wanted = [argument for fault in faults for argument in ("--fault", fault)]
-    process = start(
-        directory, "demo", "--steps", str(steps), "--out", str(directory), *wanted, *arguments
-    )
+    process = start(directory, "demo", "--steps", str(steps), "--out", str(directory), *wanted, *arguments)
     return finish(process, directory)
 
 

@@ -127,8 +127,9 @@ def test_memory_too_small_for_the_snapshots_is_told_before_training(tmp_path: Pa
 
 
 def _script(*, body: str, after: str = "") -> str:
-    return textwrap.dedent(
-        """
+    return (
+        textwrap.dedent(
+            """
         import jax, jax.numpy as jnp, numpy as np
         from jax.sharding import NamedSharding, PartitionSpec as P
         import elastic
@@ -147,4 +148,7 @@ def _script(*, body: str, after: str = "") -> str:
                         world.commit(step, state)
         AFTER
         """
-    ).replace("BODY", body).replace("AFTER", after)
+        )
+        .replace("BODY", body)
+        .replace("AFTER", after)
+    )

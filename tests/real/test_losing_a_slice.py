@@ -1,4 +1,4 @@
-"""A slice dies while real processes train: nothing is lost, and the losses are those of the undisturbed run."""
+"""A slice dies while real processes train: nothing is lost, and losses are those of the undisturbed run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def test_survivors_take_the_smaller_program_from_the_compile_cache(tmp_path: Pat
     }
     assert set(first) == {1, 2}
     assert all(record.cache_misses == 0 and record.cache_hits >= 1 for record in first.values())
-    assert {r.slice_index for r in of_kind(run.records, StateRestored) if r.generation == generation} == {1, 2}
+    restored = [record for record in of_kind(run.records, StateRestored) if record.generation == generation]
+    assert {record.slice_index for record in restored} == {1, 2}
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from demo_jobs import DemoCase, DemoRun, run_demo
+from demo_jobs import DemoCase, DemoRun, exit_on_sigterm, run_demo
 
 from elastic.demo.train import GLOBAL_BATCH
 
@@ -162,6 +162,7 @@ def main() -> int:
     given = parser.parse_args()
     if given.runs < 1 or given.slices < 2 or given.steps < 1:
         parser.error("--runs and --steps must be at least 1, --slices at least 2")
+    exit_on_sigterm()
     cases = random_cases(
         given.first + given.runs, seed=given.seed, kinds=given.faults, slices=given.slices, steps=given.steps
     )[given.first :]
