@@ -69,8 +69,12 @@ from snapshot.arena import Arena
 from snapshot.dataplane import DataPlaneServer
 
 PID_FILE = "worker.pid"
+LIFE_EVERY_S = 2.0
+"""How often the worker hears that its agent lives; well below its lease."""
 FAILED_GRACE_S = 1.0
 """How long a worker may go on after the job has failed."""
+LOOK_EVERY_S = 0.1
+"""How often the worker's process is looked at; what ends it is told by the kernel at once."""
 ADOPT_S = 2.0
 """How long a new agent waits for the worker of an earlier one to connect, before it attaches."""
 
@@ -112,6 +116,7 @@ class Agent:
         self._said: dict[type[Any], Any] = {}
         self._end_by_s: float | None = None
         self._next_beat_s = 0.0
+        self._next_life_s = 0.0
 
     # ---- life ----
 
@@ -123,7 +128,7 @@ class Agent:
         self._attach()
         while not self._over:
             try:
-                item = self._inbox.get(timeout=self._spec.heartbeat_s / 2)
+                item = self._inbox.get(timeout=LOOK_EVERY_S)
             except queue.Empty:
                 item = None
             if item is not None:
@@ -212,6 +217,8 @@ class Agent:
         if now_s >= self._next_beat_s:
             self._next_beat_s = now_s + self._spec.heartbeat_s
             self._stream.send(self.generation, Heartbeat(unix_s=time.time()))
+        if now_s >= self._next_life_s:
+            self._next_life_s = now_s + LIFE_EVERY_S
             self._to_worker(Heartbeat(unix_s=time.time()))
         if self._worker is None or self._ending or self._stream.job_ended:
             return

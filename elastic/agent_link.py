@@ -46,7 +46,7 @@ from reshard.errors import ElasticError, InsufficientMemoryError, RetryLaterErro
 from reshard.ids import HostId
 from snapshot.arena import Arena
 
-HEARTBEAT_S = 0.25
+HEARTBEAT_S = 1.0
 UNBLOCK_EVERY_S = 0.01
 RECONNECT_EVERY_S = 0.05
 COMMITS_TOLD_AGAIN = 8
@@ -189,9 +189,9 @@ class AgentLink:
         with self._changed:
             self._inside = 0
             newest = self._fenced_below
-        if self._rescue is not None:
-            self._rescue.join()  # it must not touch what the next world opens
-            self._rescue = None
+            rescue, self._rescue = self._rescue, None
+        if rescue is not None:
+            rescue.join()  # it must not touch what the next world opens
         self._tell(Unwound(generation=newest))
 
     # ---- threads ----
@@ -259,14 +259,14 @@ class AgentLink:
             elif isinstance(message, JobEnded):
                 self._end = message
             self._changed.notify_all()
-        is_stop = isinstance(message, JobEnded) and not message.completed
-        if not isinstance(message, Fence) and not is_stop:
-            return
-        if not self._inside:
+            is_stop = isinstance(message, JobEnded) and not message.completed
+            must_leave = isinstance(message, Fence) or is_stop
+            is_out = self._inside == 0
+            if must_leave and not is_out and self._rescue is None:
+                self._rescue = threading.Thread(target=self._get_out, name="unblock", daemon=True)
+                self._rescue.start()
+        if must_leave and is_out:
             self._tell(Unwound(generation=self._fenced_below))
-        elif self._rescue is None:
-            self._rescue = threading.Thread(target=self._get_out, name="unblock", daemon=True)
-            self._rescue.start()
 
     def _get_out(self) -> None:
         """Unblock the main thread, again and again: it may only now be entering the collective."""

@@ -54,7 +54,7 @@ from elastic.turn import Clock
 from elastic.wire import WireError
 
 AUTHORIZATION = "authorization"
-LIFE_EVERY_S = 0.5
+LIFE_EVERY_S = 2.0
 FAILED_DRAIN_S = 3.0
 _CLOSED = object()
 
@@ -185,7 +185,7 @@ class Coordinator:
     def run(self) -> int:
         """Decide until the job has ended; returns the exit status."""
         self._write_start()
-        tick_s = self._spec.heartbeat_s / 2
+        tick_s = self._spec.heartbeat_s
         next_tick_s = time.monotonic()
         while self._state.phase not in (Phase.COMPLETED, Phase.FAILED):
             wait_s = max(next_tick_s - time.monotonic(), 0.0)
@@ -218,6 +218,8 @@ class Coordinator:
             self._step(event)
 
     def _step(self, event: Event) -> None:
+        if self._state.phase is Phase.RUNNING:
+            self._services.refill()
         self._state, commands = step(self._state, event, _now())
         for command in commands:
             if isinstance(command, Write):

@@ -44,7 +44,7 @@ class JobSpec:
     shm_root: Path = Path("/dev/shm")
     bind_host: str = "127.0.0.1"
     capture_every: int = 1
-    heartbeat_s: float = 0.1
+    heartbeat_s: float = 0.25
     agent_dead_s: float = 1.5
     worker_stopped_s: float = 0.3
     """How long a worker may be stopped (SIGSTOP) before it is ended."""

@@ -32,7 +32,7 @@ from reshard.errors import JobFailedError
 from snapshot.job import JobLock
 
 _PR_SET_CHILD_SUBREAPER = 36
-POLL_S = 0.02
+POLL_S = 0.05
 STOP_GRACE_S = 2.5
 FAILED_GRACE_S = 1.5
 

@@ -35,14 +35,19 @@ class ServicePool:
 
     def start(self, generation: int, num_processes: int) -> None:
         """Start the service of a generation; `on_ready` is called from a thread with its address."""
-        if self._warm is None:
+        if not self._command:
             self._on_ready(generation, "")
             return
-        process, self._warm = self._warm, self._spawn()
+        process, self._warm = self._warm or self._spawn(), None
         self._running.append(process)
         while len(self._running) > KEPT_GENERATIONS:
             _end(self._running.pop(0))
         threading.Thread(target=self._serve, args=(process, generation, num_processes), daemon=True).start()
+
+    def refill(self) -> None:
+        """Warm a process for the next generation; not in the middle of a recovery, whose processors it would share."""
+        if self._command and self._warm is None:
+            self._warm = self._spawn()
 
     def close(self) -> None:
         """End all services."""

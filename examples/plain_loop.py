@@ -1,4 +1,4 @@
-"""A training loop in plain JAX that survives the loss of a slice: it learns y = sin(sum(x)) from samples made on the fly.
+"""A training loop in plain JAX that survives the loss of a slice: it learns y = sin(sum(x)).
 
 elastic launch --slices 3 --fault kill:slice=1@step=20 --rejoin-after-steps 20 -- examples/plain_loop.py
 """
@@ -25,6 +25,7 @@ class Waves:
 
 
 def init():
+    """A fresh state."""
     sizes = [(16, WIDTH), (WIDTH, WIDTH), (WIDTH, 1)]
     keys = jax.random.split(jax.random.key(0), len(sizes))
     params = [jax.random.normal(key, size) * size[0] ** -0.5 for key, size in zip(keys, sizes, strict=True)]
@@ -32,11 +33,13 @@ def init():
 
 
 def loss_of(params, batch):
+    """Mean squared error."""
     hidden = jnp.tanh(jnp.tanh(batch["x"] @ params[0]) @ params[1])
     return jnp.mean((hidden @ params[2] - batch["y"][:, None]) ** 2)
 
 
 def train_step(state, batch):
+    """One step of gradient descent with momentum."""
     loss, gradients = jax.value_and_grad(loss_of)(state["params"], batch)
     velocity = jax.tree.map(lambda v, g: 0.9 * v + g, state["velocity"], gradients)
     params = jax.tree.map(lambda p, v: p - RATE * v, state["params"], velocity)

@@ -125,8 +125,8 @@ def fetch(
     """Read boxes of the snapshot of `step` from the agent at `address`, in the order of `wants`.
 
     A box is a stored shard or a piece of one. `of_generation` is the one the snapshot was captured in (None:
-    any). A peer that cannot be reached is tried again until `deadline_s` is over. Raises RetryLaterError then,
-    MissingShardError when the peer does not have it, CorruptCopyError when its copy or the transfer is
+    any). A peer that cannot be reached is tried again until `deadline_s` is over. Raises RetryLaterError
+    then, MissingShardError when the peer does not have it, CorruptCopyError when its copy or the transfer is
     damaged, UsageError for a wrong token or a stale generation.
     """
     request = pb.ReadRequest(

@@ -22,7 +22,7 @@ CONNECT_TIMEOUT_S = 60
 
 
 class MulticontrollerRuntime:
-    """See `elastic.ports.Runtime`. `unblock` is for the link's thread, everything else for the main thread."""
+    """See `elastic.ports.Runtime`. `unblock` is for the link's thread, all else for the main thread."""
 
     in_place = "proven"
 

@@ -1,0 +1,139 @@
+"""What an agent does with its arena and its peers': stage and digest over the real data plane."""
+
+from __future__ import annotations
+
+import queue
+import shutil
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from elastic.agent_tasks import ArenaTasks
+from elastic.choose import plan_whole
+from elastic.events import ComputeDigest, DigestDone, Stage, Staged
+from reshard.holdings import Holding
+from reshard.ids import HostId
+from reshard.layout import ArrayLayout, Layout, MeshLayout
+from reshard.plan import Transfer
+from snapshot.arena import Arena
+from snapshot.checksum import checksum
+from snapshot.dataplane import DataPlaneServer
+from snapshot.digest import state_digest
+from snapshot.manifest import encode_static, make_static
+from snapshot.slot import required_bytes
+
+TOKEN, STEP, GENERATION = "job-token", 7, 3
+HOSTS = (HostId(0), HostId(1))
+ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
+LAYOUT = Layout(
+    mesh=MeshLayout(axis_names=("data",), axis_sizes=(2,), hosts=HOSTS),
+    arrays=(ArrayLayout(path="w", shape=(4, 3), dtype="float32", itemsize=4, spec=(("data",), ())),),
+    elastic_axis="data",
+)
+BOXES = (((0, 2), (0, 3)), ((2, 4), (0, 3)))
+
+
+@pytest.fixture
+def arenas() -> Iterator[tuple[Arena, Arena]]:
+    """Two hosts, each with its half of the rows at `STEP`."""
+    root = Path(tempfile.mkdtemp(prefix="elastic-slices-test-", dir="/dev/shm"))
+    made = tuple(Arena.create("job", host, root=root) for host in HOSTS)
+    for arena, host, box in zip(made, HOSTS, BOXES, strict=True):
+        static = make_static(host, LAYOUT, [("w", box)])
+        arena.reserve(required_bytes(static))
+        slot = arena.slot_for_write(required_bytes(static), STEP)
+        slot.prepare(static, encode_static(static))
+        slot.begin()
+        slot.shard_views[0][:] = ROWS[slice(*box[0])].tobytes()
+        slot.commit(step=STEP, generation=1, position=0, checksums=[checksum(slot.shard_views[0])])
+    yield made[0], made[1]
+    for arena in made:
+        arena.close()
+    shutil.rmtree(root)
+
+
+@pytest.fixture
+def address(arenas: tuple[Arena, Arena]) -> Iterator[str]:
+    """Where the second host serves its shards."""
+    pool = ThreadPoolExecutor(2)
+    server = grpc.server(pool)
+    DataPlaneServer(arenas[1], TOKEN, lambda: GENERATION).add_to(server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None).wait()
+    pool.shutdown()
+
+
+def transfers() -> tuple[Layout, tuple[Transfer, ...]]:
+    """All of the state to the first host."""
+    holdings = [
+        Holding(path="w", box=box, step=STEP, host=host, tier="shm", checksum=0)
+        for host, box in zip(HOSTS, BOXES, strict=True)
+    ]
+    layout, plan = plan_whole(LAYOUT, holdings, STEP, HOSTS[0])
+    return layout, plan.transfers
+
+
+def stage(addresses: dict[int, str]) -> Stage:
+    _, planned = transfers()
+    return Stage(
+        slice_index=0,
+        generation=GENERATION,
+        step=STEP,
+        layout=LAYOUT,
+        transfers=tuple(transfer for transfer in planned if not transfer.is_local),
+        of_generation=1,
+        addresses=addresses,
+    )
+
+
+def told(tasks: ArenaTasks, command: Stage | ComputeDigest) -> Any:
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    if isinstance(command, Stage):
+        tasks.stage(command, lambda: GENERATION, answers.put)
+    else:
+        tasks.compute_digest(command, answers.put)
+    return answers.get(timeout=10)
+
+
+def test_staged_pieces_of_a_peer_can_be_read_and_count_as_its_bytes(
+    arenas: tuple[Arena, Arena], address: str
+) -> None:
+    tasks = ArenaTasks(arenas[0], 0, TOKEN)
+    assert told(tasks, stage({1: address})) == Staged(slice_index=0, generation=GENERATION)
+    source = arenas[0].find_shards(STEP, GENERATION)
+    assert source.read("w", BOXES[1]).tobytes() == ROWS[2:].tobytes()
+    source.close()
+    assert tasks.bytes_from({"shm": ROWS.nbytes}) == {"shm": ROWS.nbytes // 2, "peer": ROWS.nbytes // 2}
+
+
+def test_digest_is_that_of_the_whole_state(arenas: tuple[Arena, Arena], address: str) -> None:
+    layout, planned = transfers()
+    command = ComputeDigest(
+        slice_index=0,
+        generation=GENERATION,
+        step=STEP,
+        of_generation=1,
+        purpose="captured",
+        layout=layout,
+        transfers=planned,
+        addresses={1: address},
+    )
+    answer = told(ArenaTasks(arenas[0], 0, TOKEN), command)
+    assert isinstance(answer, DigestDone)
+    assert answer.digest == state_digest([("w", "float32", (4, 3), ROWS.reshape(-1).view(np.uint8))])
+
+
+def test_peer_whose_agent_is_away_is_told_as_an_error_and_not_waited_for(
+    arenas: tuple[Arena, Arena],
+) -> None:
+    answer = told(ArenaTasks(arenas[0], 0, TOKEN), stage({}))
+    assert isinstance(answer, Staged)
+    assert "w" in answer.error
