@@ -1,6 +1,4 @@
-"""What an agent does with its arena: report and verify snapshots, fetch from peers, compute digests, read
-the journal.
-"""
+"""What an agent does with its arena: verify snapshots, fetch from peers, compute digests, read journals."""
 
 from __future__ import annotations
 
@@ -203,10 +201,10 @@ class ArenaTasks:
             wants[transfer.source].append((transfer.path, transfer.piece))
         pieces: dict[Want, Bytes] = {}
         for source, wanted in sorted(wants.items()):
-            is_own = source == host_of(self._slice)
-            found = (
-                read_pieces(self._arena, command, wanted) if is_own else self._fetch(command, source, wanted)
-            )
+            if source == host_of(self._slice):
+                found = read_pieces(self._arena, command, wanted)
+            else:
+                found = self._fetch(command, source, wanted)
             pieces.update(zip(wanted, found, strict=True))
         return pieces
 

@@ -93,9 +93,6 @@ class Link(Protocol):
 class Runtime(Protocol):
     """How an adapter makes the devices of a world."""
 
-    in_place: str
-    """"proven", "experimental" or "no": whether a worker can leave a broken world and live on."""
-
     def form(self, world: WorldSpec) -> Sequence[Any]:
         """Return the world's devices (`jax.Device`), those of a slice together, slices in rank order."""
         ...
@@ -114,6 +111,7 @@ class Adapter(Protocol):
 
     name: str
     in_place: str
+    """Whether a worker can leave a broken world and live on: "proven", "experimental" or "no"."""
     simulated_faults: bool
     one_process: bool
     """Whether all slices live in one worker process (no coordinator, no agents)."""

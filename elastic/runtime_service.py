@@ -45,7 +45,7 @@ class ServicePool:
         threading.Thread(target=self._serve, args=(process, generation, num_processes), daemon=True).start()
 
     def refill(self) -> None:
-        """Warm a process for the next generation; not in the middle of a recovery, whose processors it would share."""
+        """Warm a process for the next generation; not during a recovery, whose processors it would share."""
         if self._command and self._warm is None:
             self._warm = self._spawn()
 

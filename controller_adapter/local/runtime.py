@@ -15,8 +15,6 @@ from reshard.ids import HostId
 class LocalRuntime:
     """See `elastic.ports.Runtime`. Raises UsageError when the slices need more devices than there are."""
 
-    in_place = "proven"
-
     def __init__(self, spec: JobSpec) -> None:
         per_slice = spec.config.devices_per_host
         needed = spec.config.num_slices * per_slice

@@ -24,8 +24,6 @@ CONNECT_TIMEOUT_S = 60
 class MulticontrollerRuntime:
     """See `elastic.ports.Runtime`. `unblock` is for the link's thread, all else for the main thread."""
 
-    in_place = "proven"
-
     def __init__(self) -> None:
         jax_private.check_version()
         jax_private.share_compile_cache()
