@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import shutil
@@ -88,28 +87,34 @@ class ArmedFaults:
         unix_s = time.time()
         if isinstance(self._targets, SimulatedTargets):
             self._targets.simulate(fault.kind, fault.slices)
+            hit = fault.slices
         else:
-            for index in fault.slices:
-                _ACTIONS[fault.kind](self._targets, index)
-        for index in fault.slices:
+            hit = tuple(index for index in fault.slices if _ACTIONS[fault.kind](self._targets, index))
+        for index in hit:
             self._targets.note(
                 FaultInjected(unix_s=unix_s, fault=fault.kind, slice_index=index, detail=str(fault))
             )
 
 
-def _signal(pid: int | None, number: signal.Signals) -> None:
-    if pid is not None:
-        with contextlib.suppress(ProcessLookupError):  # it has ended by itself: the fault came too late
-            os.kill(pid, number)
+def _signal(pid: int | None, number: signal.Signals) -> bool:
+    """Whether there was a process to hit: one that has ended by itself makes the fault none."""
+    if pid is None:
+        return False
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
 
 
-def _host(targets: Targets, slice_index: int) -> None:
-    _signal(targets.agent_pid(slice_index), signal.SIGKILL)
-    _signal(targets.worker_pid(slice_index), signal.SIGKILL)
+def _host(targets: Targets, slice_index: int) -> bool:
+    agent = _signal(targets.agent_pid(slice_index), signal.SIGKILL)
+    worker = _signal(targets.worker_pid(slice_index), signal.SIGKILL)
     shutil.rmtree(targets.arena(slice_index), ignore_errors=True)
+    return agent or worker
 
 
-_ACTIONS: dict[str, Callable[[Targets, int], None]] = {
+_ACTIONS: dict[str, Callable[[Targets, int], bool]] = {
     "kill": lambda targets, index: _signal(targets.worker_pid(index), signal.SIGKILL),
     "stop": lambda targets, index: _signal(targets.worker_pid(index), signal.SIGSTOP),
     "term": lambda targets, index: _signal(targets.worker_pid(index), signal.SIGTERM),

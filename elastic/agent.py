@@ -27,6 +27,7 @@ from elastic.events import (
     AgentAttached,
     Assign,
     ComputeDigest,
+    DigestDone,
     EndWorker,
     Fence,
     Fenced,
@@ -205,6 +206,8 @@ class Agent:
             self._attach()
         elif isinstance(item, Verified):
             self._verified(item)
+        elif isinstance(item, Staged | DigestDone):
+            self._send(item)
         elif isinstance(item, tuple):
             self._hear_worker(*item)
         else:
@@ -304,9 +307,7 @@ class Agent:
             return
         self._heard_s, self._heard_unix_s = time.monotonic(), time.time()
         if isinstance(message, WorkerCommitted):
-            record = self._tasks.committed_record(message)
-            if record is not None:
-                self._send(record)
+            self._send(self._tasks.committed_record(message))
         elif isinstance(message, Reserve):
             self._to_worker(self._reserve(message))
         elif isinstance(message, Unwound):
@@ -404,9 +405,9 @@ class Agent:
         elif isinstance(command, StopAfter):
             self._to_worker(command)
         elif isinstance(command, Stage):
-            self._tasks.stage(command, lambda: self.generation, self._send)
+            self._tasks.stage(command, lambda: self.generation, self._inbox.put)
         elif isinstance(command, ComputeDigest):
-            self._tasks.compute_digest(command, self._send)
+            self._tasks.compute_digest(command, self._inbox.put)
         elif isinstance(command, ResetHost):
             self._end_quietly("its slice had been given up")
             self._attach()

@@ -73,6 +73,7 @@ class AgentLink:
         self._rescue: threading.Thread | None = None
         self._heard_s = time.monotonic()
         self._commits: deque[WorkerCommitted] = deque(maxlen=COMMITS_TOLD_AGAIN)
+        self._told = threading.RLock()  # also taken in the SIGTERM handler, on a thread that may hold it
         self._said: dict[type[object], object] = {}
         """What was told in this world, for an agent that takes over and may not have heard it."""
         self._arenas: dict[HostId, Arena] = {}
@@ -92,8 +93,9 @@ class AgentLink:
             if world is not None:
                 self._inside = world.generation
                 self._stop = None
-                self._commits.clear()
-                self._said.clear()
+                with self._told:
+                    self._commits.clear()
+                    self._said.clear()
             return world
 
     def is_fenced(self, generation: int) -> bool:
@@ -200,11 +202,12 @@ class AgentLink:
         self._reserved = None
 
     def _tell(self, message: object) -> None:
-        if isinstance(message, WorkerCommitted):
-            self._commits.append(message)
-        elif not isinstance(message, Heartbeat | Reserve):
-            self._said[type(message)] = message
-        connection = self._connection
+        with self._told:
+            if isinstance(message, WorkerCommitted):
+                self._commits.append(message)
+            elif not isinstance(message, Heartbeat):
+                self._said[type(message)] = message
+            connection = self._connection
         if connection is not None:
             with contextlib.suppress(OSError):  # the agent is gone: the next one is told again
                 connection.send(message)
@@ -222,10 +225,12 @@ class AgentLink:
                     raise RetryLaterError(f"no agent at {path} for {self._spec.lease_s} s") from error
                 time.sleep(RECONNECT_EVERY_S)
                 continue
-            self._connection = FramedSocket(connection, WORKER_CODEC)
-            self._connection.send(Hello(pid=os.getpid(), generation=self._inside))
-            for message in (*self._commits, *self._said.values()):
-                self._connection.send(message)
+            framed = FramedSocket(connection, WORKER_CODEC)
+            with self._told, contextlib.suppress(OSError):  # a break is noticed by the reader
+                framed.send(Hello(pid=os.getpid(), generation=self._inside))
+                for message in (*self._commits, *self._said.values()):
+                    framed.send(message)
+            self._connection = framed
             return
 
     def _read(self) -> None:
@@ -256,6 +261,8 @@ class AgentLink:
                 self._stop = message
             elif isinstance(message, Reserved):
                 self._reserved = message
+                with self._told:
+                    self._said.pop(Reserve, None)
             elif isinstance(message, JobEnded):
                 self._end = message
             self._changed.notify_all()

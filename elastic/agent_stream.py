@@ -20,6 +20,9 @@ from elastic.protocol import CONTROL_CODEC, Heartbeat
 from elastic.wire import WireError
 from reshard.errors import RetryLaterError
 
+FIRST_PAUSE_S = 0.02
+MAX_PAUSE_S = 2.0
+
 
 class StreamLost:
     """The stream has broken: attach again."""
@@ -36,6 +39,7 @@ class CoordinatorStream:
         self._outbox: queue.SimpleQueue[pb.Envelope | None] = queue.SimpleQueue()
         self._channel: grpc.Channel | None = None
         self._heard_s = time.monotonic()
+        self._failures = 0
         self.is_attached = False
         self.job_ended = False
 
@@ -81,6 +85,7 @@ class CoordinatorStream:
             for envelope in replies:
                 command = CONTROL_CODEC.decode(envelope.kind, envelope.body)
                 self._heard_s = time.monotonic()
+                self._failures = 0
                 if isinstance(command, Heartbeat):
                     continue
                 self.job_ended = self.job_ended or isinstance(command, Shutdown)
@@ -88,6 +93,8 @@ class CoordinatorStream:
         except (grpc.RpcError, WireError):
             pass  # a broken stream and an unreadable one have the same remedy: attach again
         if outbox is self._outbox and not self.job_ended:
+            self._failures += 1
+            time.sleep(min(FIRST_PAUSE_S * 2**self._failures, MAX_PAUSE_S))
             self._on_item(StreamLost())
 
     def _address(self) -> str:

@@ -24,7 +24,7 @@ from reshard.plan import Plan
 from snapshot.arena import Arena
 from snapshot.dataplane import fetch
 from snapshot.digest import state_digest
-from snapshot.journal import JournalReader
+from snapshot.journal import JournalReader, JournalRecord
 from snapshot.manifest import Manifest
 from snapshot.slot import Bytes
 
@@ -93,30 +93,38 @@ class ArenaTasks:
                 return _summary(manifest, manifest.holdings())
         return None
 
-    def committed_record(self, message: WorkerCommitted) -> StepCommitted | None:
-        """The record of a committed step, with the samples as this host's journal has them; None
-        without an entry.
+    def committed_record(self, message: WorkerCommitted) -> StepCommitted:
+        """The record of a committed step, with the samples as this host's journal has them (none, without an
+        entry: what was consumed is then unknown).
         """
+        entry = self._journal_entry(message) or self._journal_entry(message, reopen=True)
+        ids = tuple(int(sample) for sample in entry.sample_ids) if entry else ()
+        return StepCommitted(
+            unix_s=time.time(),
+            generation=message.generation,
+            slice_index=self._slice,
+            step=message.step,
+            position=entry.position - len(ids) if entry else 0,
+            sample_ids=ids,
+            loss=message.loss,
+            step_s=message.step_s,
+            stall_s=message.stall_s,
+            captured_bytes=message.captured_bytes,
+            compile_s=message.compile_s,
+            cache_hits=message.cache_hits,
+            cache_misses=message.cache_misses,
+        )
+
+    def _journal_entry(self, message: WorkerCommitted, *, reopen: bool = False) -> JournalRecord | None:
+        """The newest entry of the step; `reopen` when the journal may have grown into another file."""
+        if reopen and self._journal is not None:
+            self._journal.close()
+            self._journal = None
         if self._journal is None:
             self._journal = self._arena.journal_reader()
         for entry in reversed(self._journal.since(message.step - 1)):
             if (entry.step, entry.generation) == (message.step, message.generation):
-                ids = tuple(int(sample) for sample in entry.sample_ids)
-                return StepCommitted(
-                    unix_s=time.time(),
-                    generation=message.generation,
-                    slice_index=self._slice,
-                    step=message.step,
-                    position=entry.position - len(ids),
-                    sample_ids=ids,
-                    loss=message.loss,
-                    step_s=message.step_s,
-                    stall_s=message.stall_s,
-                    captured_bytes=message.captured_bytes,
-                    compile_s=message.compile_s,
-                    cache_hits=message.cache_hits,
-                    cache_misses=message.cache_misses,
-                )
+                return entry
         return None
 
     def bytes_from(self, restored: dict[str, int]) -> dict[str, int]:

@@ -83,11 +83,14 @@ class Coordinator:
             queue.SimpleQueue()
         )
         self._agents: dict[int, _Agent] = {}
+        """Never changed in place (gRPC threads come and go): replaced, under `_agents_lock`."""
+        self._agents_lock = threading.Lock()
         self._state = initial_state(spec.config, time.monotonic())
         self._history = HistoryWriter(spec.directory / HISTORY_FILE)
         self._tracer = RecoveryTracer()
         self._world_generation = 0
-        self._committed: set[tuple[int, int, int]] = set()
+        self._committed: dict[int, int] = {}
+        """The newest step of each slice in the present world: what is told again is not written again."""
         self._shown_life_s = 0.0
         self._services = ServicePool(spec.service_command, spec.bind_host, self._service_ready)
 
@@ -103,14 +106,18 @@ class Coordinator:
         event = CONTROL_CODEC.decode(first.kind, first.body)
         if not isinstance(event, AgentAttached):
             raise WireError(f"an agent's first message must be AgentAttached, not {first.kind}")
+        index = event.slice_index
+        if index != first.slice_index or not 0 <= index < self._spec.config.num_slices:
+            raise WireError(f"there is no slice {index} in this job, or it is not the sender's")
         outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         now = _now()
         agent = _Agent(outbox, event.data_address, now.mono_s, now.unix_s)
-        previous = self._agents.get(event.slice_index)
-        self._agents[event.slice_index] = agent
+        with self._agents_lock:
+            previous = self._agents.get(index)
+            self._agents = {**self._agents, index: agent}
         if previous is not None:
             previous.outbox.put(_CLOSED)
-        self._inbox.put((first.slice_index, event))
+        self._inbox.put((index, event))
         return outbox
 
     def hear(self, slice_index: int, outbox: queue.SimpleQueue[Any], envelope: pb.Envelope) -> None:
@@ -127,9 +134,12 @@ class Coordinator:
     def detach(self, slice_index: int, outbox: queue.SimpleQueue[Any]) -> None:
         """An agent's stream has ended."""
         outbox.put(_CLOSED)
-        agent = self._agents.get(slice_index)
-        if agent is not None and agent.outbox is outbox:
-            del self._agents[slice_index]
+        with self._agents_lock:
+            agent = self._agents.get(slice_index)
+            is_ours = agent is not None and agent.outbox is outbox
+            if is_ours:
+                self._agents = {index: a for index, a in self._agents.items() if index != slice_index}
+        if is_ours and agent is not None:
             self._inbox.put(
                 (
                     slice_index,
@@ -205,12 +215,13 @@ class Coordinator:
         if isinstance(event, FaultInjected):
             self._history.write(event)
         elif isinstance(event, StepCommitted):
-            key = (event.slice_index, event.generation, event.step)
-            if event.generation == self._world_generation and key not in self._committed:
-                self._committed.add(key)
+            newest = self._committed.get(event.slice_index, -1)
+            if event.generation == self._world_generation and event.step > newest:
+                self._committed[event.slice_index] = event.step
                 # Also while that world is being left: what it committed may be what the next one goes on
                 # from.
                 self._history.write(event)
+                self._tracer.hear(event)
             self._step(Committed(slice_index=sender, generation=event.generation, step=event.step))
         elif getattr(event, "slice_index", sender) != sender and sender >= 0:
             self.refuse(f"slice {sender}", f"{type(event).__name__} in the name of another slice")
@@ -250,7 +261,7 @@ class Coordinator:
 
     def _look_for_silent_agents(self) -> None:
         now_s = time.monotonic()
-        for index, agent in list(self._agents.items()):
+        for index, agent in self._agents.items():
             if now_s - agent.heard_mono_s > self._spec.agent_dead_s:
                 self.detach(index, agent.outbox)
 
@@ -261,7 +272,7 @@ class Coordinator:
             return
         self._shown_life_s = now_s
         name, body = CONTROL_CODEC.encode(Heartbeat(unix_s=time.time()))
-        for index, agent in list(self._agents.items()):
+        for index, agent in self._agents.items():
             agent.outbox.put(pb.Envelope(generation=self.generation, slice_index=index, kind=name, body=body))
 
     def _service_ready(self, generation: int, address: str) -> None:

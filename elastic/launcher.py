@@ -33,8 +33,8 @@ from snapshot.job import JobLock
 
 _PR_SET_CHILD_SUBREAPER = 36
 POLL_S = 0.05
-STOP_GRACE_S = 2.5
-FAILED_GRACE_S = 1.5
+STOP_GRACE_S = 2.0
+FAILED_GRACE_S = 1.0
 
 
 class Listener(Protocol):
@@ -204,9 +204,10 @@ class Launcher:
                 break
             time.sleep(POLL_S)
         os.close(self._leash_write)
+        bound_s = time.monotonic() + FAILED_GRACE_S
         for child in started:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(timeout=1.0)
+                child.wait(timeout=max(bound_s - time.monotonic(), 0.01))
             child.kill()
             child.wait()
         for pid in _children():

@@ -17,6 +17,8 @@ import threading
 from collections.abc import Callable
 
 KEPT_GENERATIONS = 4
+NUM_WARM = 2
+"""One for the next generation, one for a loss in the middle of that."""
 
 
 class ServicePool:
@@ -31,27 +33,28 @@ class ServicePool:
         self._bind_host = bind_host
         self._on_ready = on_ready
         self._running: list[subprocess.Popen[str]] = []
-        self._warm: subprocess.Popen[str] | None = self._spawn() if command else None
+        self._warm: list[subprocess.Popen[str]] = []
+        self.refill()
 
     def start(self, generation: int, num_processes: int) -> None:
         """Start the service of a generation; `on_ready` is called from a thread with its address."""
         if not self._command:
             self._on_ready(generation, "")
             return
-        process, self._warm = self._warm or self._spawn(), None
+        process = self._warm.pop(0) if self._warm else self._spawn()
         self._running.append(process)
         while len(self._running) > KEPT_GENERATIONS:
             _end(self._running.pop(0))
         threading.Thread(target=self._serve, args=(process, generation, num_processes), daemon=True).start()
 
     def refill(self) -> None:
-        """Warm a process for the next generation; not during a recovery, whose processors it would share."""
-        if self._command and self._warm is None:
-            self._warm = self._spawn()
+        """Warm processes for the next generations; not during a recovery, whose processors it would share."""
+        while self._command and len(self._warm) < NUM_WARM:
+            self._warm.append(self._spawn())
 
     def close(self) -> None:
         """End all services."""
-        for process in [*self._running, *([self._warm] if self._warm else [])]:
+        for process in [*self._running, *self._warm]:
             _end(process)
 
     def _serve(self, process: subprocess.Popen[str], generation: int, num_processes: int) -> None:

@@ -9,8 +9,6 @@ import threading
 from collections.abc import Callable, Iterator
 from types import TracebackType
 
-import jax
-
 from elastic.job import JobSpec
 from elastic.ports import Link, Runtime
 from elastic.state_keeper import StateMemory
@@ -43,7 +41,7 @@ class Session:
                     capture_every=self._spec.capture_every,
                     seed=self._spec.seed,
                 )
-            except (jax.errors.JaxRuntimeError, RuntimeError) as error:
+            except RuntimeError as error:  # JaxRuntimeError, or of a backend that cannot be made
                 self._leave_unformed(world_spec.generation, error)
                 continue
             yield world

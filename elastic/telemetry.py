@@ -30,6 +30,7 @@ class RecoveryTracer:
         self._recovery: Span | None = None
         self._phase: tuple[str, float, Span] | None = None
         self._cause = "none"
+        self._newest_step = -1
 
     def hear(self, record: Record) -> None:
         """Take in the next record of the history."""
@@ -40,7 +41,8 @@ class RecoveryTracer:
             self._recovery.set_attribute("elastic.generation", record.generation)
         elif isinstance(record, PhaseEntered):
             self._enter(record)
-        elif isinstance(record, StepCommitted):
+        elif isinstance(record, StepCommitted) and record.step > self._newest_step:
+            self._newest_step = record.step  # each slice tells of each step; it counts once
             self._steps.add(1, {"kind": "committed"})
 
     def _enter(self, record: PhaseEntered) -> None:

@@ -47,6 +47,8 @@ class WorkerProcess:
     ) -> None:
         self.pid = pid
         self._pidfd = os.pidfd_open(pid)
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
         self._child = child
         self._on_exit = on_exit
         threading.Thread(target=self._wait_exit, name="worker-exit", daemon=True).start()
@@ -92,18 +94,20 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """End it now."""
-        with contextlib.suppress(ProcessLookupError):  # it has ended by itself meanwhile
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        with self._lock, contextlib.suppress(ProcessLookupError):  # it has ended by itself meanwhile
+            if not self._ended.is_set():
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def wait_exit(self, timeout_s: float) -> bool:
         """Wait until it has ended; False when it has not in time."""
-        poller = select.poll()
-        poller.register(self._pidfd, select.POLLIN)
-        return bool(poller.poll(timeout_s * 1000))
+        return self._ended.wait(timeout_s)
 
     def _wait_exit(self) -> None:
         poller = select.poll()
         poller.register(self._pidfd, select.POLLIN)
         poller.poll()
         status = self._child.wait() if self._child is not None else None
+        with self._lock:
+            self._ended.set()
+            os.close(self._pidfd)
         self._on_exit(WorkerExit(pid=self.pid, status=status))

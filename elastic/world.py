@@ -232,8 +232,7 @@ class World:
             return True
         if not isinstance(error, Exception) or not self._is_loss(error):
             return False
-        traceback.clear_frames(error.__traceback__)  # they hold arrays of the lost world
-        error.__traceback__ = None
+        _clear_frames(error)
         return True
 
     def _is_loss(self, error: Exception) -> bool:
@@ -270,6 +269,14 @@ class World:
         self._keeper = None
         self._runtime.drop()
         self._link.unwound(self.generation)
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Let go of what the frames of an error, and of its causes, hold: arrays of the lost world."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 def _may_be_loss(error: BaseException | None) -> bool:

@@ -6,6 +6,7 @@ every slice's worker. Faults are simulated (`controller_adapter.local.faults`), 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -35,10 +36,13 @@ class LocalAdapter:
     def worker_environment(self, spec: JobSpec) -> dict[str, str]:
         """Virtual CPU devices for all slices, and a compile cache to find an earlier world's programs in."""
         devices = spec.config.num_slices * spec.config.devices_per_host
+        own_flags = os.environ.get("XLA_FLAGS", "")
         return {
             "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-            "JAX_COMPILATION_CACHE_DIR": str(spec.directory / "compile-cache"),
+            "XLA_FLAGS": f"{own_flags} --xla_force_host_platform_device_count={devices}".strip(),
+            "JAX_COMPILATION_CACHE_DIR": os.environ.get(
+                "JAX_COMPILATION_CACHE_DIR", str(spec.directory / "compile-cache")
+            ),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
             "TF_CPP_MIN_LOG_LEVEL": "2",

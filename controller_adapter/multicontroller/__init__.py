@@ -26,9 +26,10 @@ class MulticontrollerAdapter:
     def worker_environment(self, spec: JobSpec) -> dict[str, str]:
         """CPU devices, and a compile cache that all workers share (the user's own, where one is set)."""
         devices = spec.config.devices_per_host
+        own_flags = os.environ.get("XLA_FLAGS", "")
         return {
             "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "XLA_FLAGS": f"{own_flags} --xla_force_host_platform_device_count={devices}".strip(),
             "JAX_COMPILATION_CACHE_DIR": os.environ.get(
                 "JAX_COMPILATION_CACHE_DIR", str(spec.directory / "compile-cache")
             ),
