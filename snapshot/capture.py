@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import xxhash
 from jax.sharding import NamedSharding
 
 from reshard.boxes import Box, format_box
@@ -33,6 +34,8 @@ from snapshot.device_buffers import (
 from snapshot.manifest import encode_static, make_static
 from snapshot.slot import SlotWriter, required_bytes
 from snapshot.tree import HOST_LEAF_TYPES, box_of, flatten, is_prng_key, leaf_info
+
+BLOCK_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,9 +148,8 @@ class Capturer:
             array = jax.random.key_data(leaves[leaf.index]) if leaf.is_key else leaves[leaf.index]
             if leaf.by_address:
                 for target, device_index in leaf.shards:
-                    shard = addressable_shard(array, device_index)
-                    _memmove(addresses[target], shard.unsafe_buffer_pointer(), nbytes[target])
-                    checksums[target] = checksum(views[target])
+                    pointer = addressable_shard(array, device_index).unsafe_buffer_pointer()
+                    checksums[target] = copy_and_hash(addresses[target], pointer, nbytes[target])
             else:
                 pending += [(target, addressable_shard(array, index)) for target, index in leaf.shards]
         for _, shard in pending:
@@ -237,7 +239,22 @@ class Capturer:
         return found
 
 
+def copy_and_hash(target: int, source: int, nbytes: int) -> int:
+    """Copy memory between addresses and return the checksum of what was read.
+
+    In blocks that stay in a processor's own cache between the two: a block is read from memory once. The
+    source is hashed, so that a copy that went wrong is found like any other damage.
+    """
+    digest = _new_digest()
+    for offset in range(0, nbytes, BLOCK_BYTES):
+        size = min(BLOCK_BYTES, nbytes - offset)
+        digest.update((ctypes.c_ubyte * size).from_address(source + offset))
+        _memmove(target + offset, source + offset, size)
+    return digest.intdigest()
+
+
 _memmove = ctypes.memmove
+_new_digest = xxhash.xxh3_64
 
 
 def _is_as_planned(leaf: _Leaf, value: Any) -> bool:

@@ -34,6 +34,10 @@ class MulticontrollerAdapter:
                 "JAX_COMPILATION_CACHE_DIR", str(spec.directory / "compile-cache")
             ),
             "TF_CPP_MIN_LOG_LEVEL": "2",
+            # Copies of 128 KiB and more go past the cache: a third less for a snapshot (benchmarks/README.md).
+            "GLIBC_TUNABLES": os.environ.get(
+                "GLIBC_TUNABLES", "glibc.cpu.x86_non_temporal_threshold=0x20000"
+            ),
         }
 
     def connect(self, spec: JobSpec, slice_index: int) -> tuple[Link, Runtime]:
