@@ -34,7 +34,7 @@ class MulticontrollerAdapter:
                 "JAX_COMPILATION_CACHE_DIR", str(spec.directory / "compile-cache")
             ),
             "TF_CPP_MIN_LOG_LEVEL": "2",
-            # Copies of 128 KiB and more go past the cache: a third less for a snapshot (benchmarks/README.md).
+            # Copies of 128 KiB and more go past the cache: a snapshot takes a third less of the loop.
             "GLIBC_TUNABLES": os.environ.get(
                 "GLIBC_TUNABLES", "glibc.cpu.x86_non_temporal_threshold=0x20000"
             ),
