@@ -207,9 +207,13 @@ class Coordinator:
                 self._show_life()
                 self._step(Tick())
         self._drain()
+        self.close()
+        return 0 if self._state.phase is Phase.COMPLETED else 1
+
+    def close(self) -> None:
+        """End the runtime services and close the history."""
         self._services.close()
         self._history.close()
-        return 0 if self._state.phase is Phase.COMPLETED else 1
 
     def _take(self, sender: int, event: Any) -> None:
         if isinstance(event, FaultInjected):
