@@ -230,6 +230,8 @@ class AgentLink:
                 framed.send(Hello(pid=os.getpid(), generation=self._inside))
                 for message in (*self._commits, *self._said.values()):
                     framed.send(message)
+            if self._connection is not None:
+                self._connection.close()
             self._connection = framed
             return
 

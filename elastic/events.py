@@ -66,7 +66,6 @@ class WorldSpec:
     generation: int
     rank: int
     slices: tuple[int, ...]
-    num_slices_full: int
     service_address: str
     restore_step: int | None
     newest_committed: int

@@ -61,7 +61,6 @@ def assign(turn: Turn) -> None:
                     generation=state.generation,
                     rank=rank,
                     slices=state.world,
-                    num_slices_full=state.config.num_slices,
                     service_address=state.service_address,
                     restore_step=state.choice.step if state.choice else None,
                     restore_generation=state.choice.generation if state.choice else None,

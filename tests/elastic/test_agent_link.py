@@ -1,0 +1,180 @@
+"""A worker's link to its agent: worlds and fences come in, and a new agent is told again what matters."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic.agent_link import AgentLink
+from elastic.events import Fence, StopAfter, WorldSpec
+from elastic.job import JobSpec
+from elastic.ports import JobOver
+from elastic.protocol import (
+    EnterWorld,
+    Heartbeat,
+    Hello,
+    JobEnded,
+    LoopEnded,
+    Reserve,
+    Reserved,
+    Unwound,
+    WorkerCommitted,
+)
+from elastic.state import Config
+from elastic.wire import FramedSocket
+from elastic.worker_socket import WorkerSocket
+from reshard.errors import InsufficientMemoryError
+from reshard.ids import HostId
+
+BOUND_S = 10.0
+WORLD = WorldSpec(
+    generation=2, rank=0, slices=(0, 1), service_address="", restore_step=None, newest_committed=-1,
+    rehearsal=False, replicas=2,
+)  # fmt: skip
+COMMITTED = WorkerCommitted(
+    generation=2, step=0, loss=1.0, step_s=0.1, stall_s=0.0, captured_bytes=1, compile_s=0.0,
+    cache_hits=0, cache_misses=0,
+)  # fmt: skip
+
+
+class FakeAgent:
+    """The agent's end of the socket: what it heard, and a way to speak."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        self._heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._socket = WorkerSocket(spec.socket_path(0), self._hear)
+        self.connection: FramedSocket | None = None
+
+    def _hear(self, item: tuple[FramedSocket, Any]) -> None:
+        self.connection, message = item
+        if not isinstance(message, Heartbeat):
+            self._heard.put(message)
+
+    def next(self) -> Any:
+        return self._heard.get(timeout=BOUND_S)
+
+    def say(self, message: Any) -> None:
+        assert self.connection is not None
+        self.connection.send(message)
+
+    def die(self) -> None:
+        assert self.connection is not None
+        self._socket.close()
+        self.connection.close()
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> JobSpec:
+    (tmp_path / "elastic-test").mkdir()
+    return JobSpec(
+        job_id="test", directory=tmp_path, adapter="multicontroller", in_place="proven",
+        simulated_faults=False, command=("true",), service_command=(), config=Config(num_slices=2),
+        shm_root=tmp_path,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def agent(spec: JobSpec) -> FakeAgent:
+    return FakeAgent(spec)
+
+
+@pytest.fixture
+def unblocked() -> threading.Event:
+    return threading.Event()
+
+
+@pytest.fixture
+def link(spec: JobSpec, agent: FakeAgent, unblocked: threading.Event) -> Iterator[AgentLink]:
+    made = AgentLink(spec, 0, unblocked.set)
+    assert agent.next() == Hello(pid=os.getpid(), generation=0)
+    yield made
+    agent.say(JobEnded(completed=True))
+
+
+def in_world(link: AgentLink, agent: FakeAgent) -> None:
+    agent.say(EnterWorld(world=WORLD))
+    assert link.wait_world() == WORLD
+
+
+def test_fence_unblocks_the_main_thread_until_it_is_out(
+    link: AgentLink, agent: FakeAgent, unblocked: threading.Event
+) -> None:
+    in_world(link, agent)
+    assert not link.is_fenced(WORLD.generation)
+    agent.say(Fence(slice_index=0, generation=3))
+    assert link.wait_fenced(WORLD.generation, BOUND_S)
+    assert unblocked.wait(BOUND_S)
+    unblocked.clear()
+    assert unblocked.wait(BOUND_S)  # again: the thread may only now have entered the collective
+    link.unwound(WORLD.generation)
+    assert agent.next() == Unwound(generation=3)
+    unblocked.clear()
+    assert "unblock" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_fence_outside_a_world_is_acknowledged_at_once(link: AgentLink, agent: FakeAgent) -> None:
+    agent.say(Fence(slice_index=0, generation=5))
+    assert agent.next() == Unwound(generation=5)
+
+
+def test_fence_takes_back_a_world_that_was_not_entered_yet(link: AgentLink, agent: FakeAgent) -> None:
+    agent.say(EnterWorld(world=WORLD))
+    agent.say(Fence(slice_index=0, generation=3))
+    assert agent.next() == Unwound(generation=3)
+    agent.say(JobEnded(completed=True))
+    assert link.wait_world() is None
+
+
+def test_boundary_holds_for_its_own_generation_only(link: AgentLink, agent: FakeAgent) -> None:
+    in_world(link, agent)
+    agent.say(StopAfter(slice_index=0, generation=2, step=7))
+    agent.say(Fence(slice_index=0, generation=2))
+    assert link.wait_fenced(1, BOUND_S)
+    assert (link.stop_step(2), link.stop_step(3)) == (7, None)
+
+
+def test_next_agent_is_told_again_what_the_last_may_not_have_heard(
+    link: AgentLink, agent: FakeAgent, spec: JobSpec
+) -> None:
+    in_world(link, agent)
+    link.committed(COMMITTED)
+    assert agent.next() == COMMITTED
+    agent.die()
+    link.ended(2, 0)  # nobody hears this
+    successor = FakeAgent(spec)
+    told = [successor.next() for _ in range(3)]
+    assert told[0] == Hello(pid=os.getpid(), generation=2)
+    assert COMMITTED in told
+    assert LoopEnded(generation=2, step=0) in told
+    successor.say(JobEnded(completed=True))
+    agent.connection = successor.connection
+
+
+def test_too_little_memory_is_told_with_both_sizes(link: AgentLink, agent: FakeAgent) -> None:
+    def answer() -> None:
+        assert isinstance(agent.next(), Reserve)
+        agent.say(Reserved(error="full", needed_bytes=10, available_bytes=3))
+
+    answering = threading.Thread(target=answer)
+    answering.start()
+    with pytest.raises(InsufficientMemoryError) as error:
+        link.reserve(HostId(0), 10, 1, 1)
+    answering.join()
+    assert (error.value.needed_bytes, error.value.available_bytes) == (10, 3)
+
+
+def test_stopped_job_ends_every_wait(link: AgentLink, agent: FakeAgent) -> None:
+    in_world(link, agent)
+    agent.say(JobEnded(completed=False))
+    with pytest.raises(JobOver):
+        link.wait_fenced(WORLD.generation, BOUND_S)
+    with pytest.raises(JobOver):
+        link.wait_world()
+    assert link.is_fenced(WORLD.generation)
+    link.unwound(WORLD.generation)
