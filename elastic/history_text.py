@@ -80,7 +80,8 @@ def explain_recovery(
     sentences += [f"Generation {world.generation} was given up before a new step." for world in worlds[:-1]]
     sentences.append(_explain_restore(recovery))
     sentences.append(_explain_end(recovery, losses))
-    sentences += [world.explanation.rstrip(".") + "." for world in worlds[-1:] if world.explanation.strip()]
+    reasons = [world.explanation.strip().rstrip(".") for world in worlds[-1:]]
+    sentences += [f"{reason[0].upper()}{reason[1:]}." for reason in reasons if reason]
     return " ".join(sentences)
 
 
