@@ -311,9 +311,7 @@ class Coordinator:
         bound_s = time.monotonic() + FAILED_DRAIN_S
         while self._agents and (patient or time.monotonic() < bound_s):
             with contextlib.suppress(queue.Empty):
-                sender, event = self._inbox.get(timeout=self._spec.heartbeat_s)
-                if isinstance(event, FaultInjected):
-                    self._take(sender, event)
+                self._take(*self._inbox.get(timeout=self._spec.heartbeat_s))  # an agent that comes late, say
             self._look_for_silent_agents()
             self._show_life()
 

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import msgspec
 
+from elastic.events import host_of
 from elastic.state import Config
 from reshard.errors import UsageError
+from snapshot.job import job_directory
 
 JOB_FILE = "job.json"
 TOKEN_FILE = "token"
@@ -63,10 +65,8 @@ class JobSpec:
             raise UsageError(f"capture_every must be at least 1, not {self.capture_every}")
 
     def socket_path(self, slice_index: int) -> Path:
-        """The unix socket between a slice's agent and its worker: in its arena, where the path is short
-        enough.
-        """
-        return self.shm_root / f"elastic-{self.job_id}" / f"s{slice_index}.sock"
+        """The unix socket between a slice's agent and its worker, in the host's directory of the arena."""
+        return job_directory(self.shm_root, self.job_id) / str(host_of(slice_index)) / "agent.sock"
 
 
 def new_job_id() -> str:

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable
 
 KEPT_GENERATIONS = 4
+ATTEMPTS = 3
 NUM_WARM = 2
 """One for the next generation, one for a loss in the middle of that."""
 
@@ -34,6 +35,7 @@ class ServicePool:
         self._on_ready = on_ready
         self._running: list[subprocess.Popen[str]] = []
         self._warm: list[subprocess.Popen[str]] = []
+        self._closed = False
         self.refill()
 
     def start(self, generation: int, num_processes: int) -> None:
@@ -41,6 +43,7 @@ class ServicePool:
         if not self._command:
             self._on_ready(generation, "")
             return
+        self._warm = [process for process in self._warm if process.poll() is None]
         process = self._warm.pop(0) if self._warm else self._spawn()
         self._running.append(process)
         while len(self._running) > KEPT_GENERATIONS:
@@ -54,19 +57,19 @@ class ServicePool:
 
     def close(self) -> None:
         """End all services."""
+        self._closed = True
         for process in [*self._running, *self._warm]:
             _end(process)
 
     def _serve(self, process: subprocess.Popen[str], generation: int, num_processes: int) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        if process.stdout.readline().strip() != "READY":
-            return
-        process.stdin.write(f"START {num_processes} {self._bind_host}\n")
-        process.stdin.flush()
-        answer = process.stdout.readline().split()
-        if len(answer) == 2 and answer[0] == "UP":
-            self._on_ready(generation, answer[1])
+        for attempt in range(ATTEMPTS):
+            address = _start_service(process, num_processes, self._bind_host)
+            if address is not None:
+                self._on_ready(generation, address)
+                return
+            if attempt + 1 < ATTEMPTS and not self._closed:
+                process = self._spawn()  # the one before has died: without a service nothing goes on
+                self._running.append(process)
 
     def _spawn(self) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -79,6 +82,21 @@ class ServicePool:
         )
 
 
+def _start_service(process: subprocess.Popen[str], num_processes: int, bind_host: str) -> str | None:
+    """The address of the service that the process has started; None when it died instead."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    if process.stdout.readline().strip() != "READY":
+        return None
+    try:
+        process.stdin.write(f"START {num_processes} {bind_host}\n")
+        process.stdin.flush()
+    except OSError:
+        return None
+    answer = process.stdout.readline().split()
+    return answer[1] if len(answer) == 2 and answer[0] == "UP" else None
+
+
 def _end(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    process.wait()
+    with process:  # closes its pipes and waits for its end
+        process.kill()

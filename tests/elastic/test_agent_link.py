@@ -71,7 +71,7 @@ class FakeAgent:
 
 @pytest.fixture
 def spec(tmp_path: Path) -> JobSpec:
-    (tmp_path / "elastic-test").mkdir()
+    (tmp_path / "elastic-test" / "s0h0").mkdir(parents=True)
     return JobSpec(
         job_id="test", directory=tmp_path, adapter="multicontroller", in_place="proven",
         simulated_faults=False, command=("true",), service_command=(), config=Config(num_slices=2),
