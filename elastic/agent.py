@@ -272,6 +272,7 @@ class Agent:
                     pid=exit_.pid,
                     cause=str(exit_),
                     detector="process-exit",
+                    aborted=exit_.status == -signal.SIGABRT,
                     last_life_unix_s=time.time(),
                 )
             )
@@ -401,6 +402,7 @@ class Agent:
             self._end_quietly(command.why)
         elif isinstance(command, Assign):
             self._worker_state = WorkerState.IN_WORLD
+            self._said.clear()  # the fencing and the fetching before this world are over
             self._to_worker(EnterWorld(world=command.world))
         elif isinstance(command, StopAfter):
             self._to_worker(command)
@@ -418,6 +420,7 @@ class Agent:
         if command.generation < self.generation:
             return
         self.generation = command.generation
+        self._said.clear()  # of a world that is over
         self._fence_pending = True
         if command.leave_out:
             self._end_quietly("told to leave")

@@ -334,11 +334,11 @@ def main() -> None:
     except click.ClickException as error:
         print(f"elastic: {error.format_message()} (see --help)", file=sys.stderr)
         sys.exit(2)
-    except ElasticError as error:
+    except (ElasticError, OSError) as error:
         if debug:
             raise
         print(f"elastic: {error}", file=sys.stderr)
-        sys.exit(error.exit_status)
+        sys.exit(error.exit_status if isinstance(error, ElasticError) else 1)
 
 
 if __name__ == "__main__":

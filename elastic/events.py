@@ -111,13 +111,14 @@ class WorkerReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLost:
-    """A worker process ended, or was ended because it hung."""
+    """A worker process ended, or was ended because it hung. `aborted`: it ended itself (SIGABRT)."""
 
     slice_index: int
     pid: int
     cause: str
     detector: str
     last_life_unix_s: float
+    aborted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from elastic.events import (
     Fenced,
     Finished,
     LeftWorld,
+    Phase,
     PreemptionNotice,
     Rebuilt,
     ResetHost,
@@ -130,6 +131,13 @@ def _worker_lost(turn: Turn, event: WorkerLost) -> None:
     turn.write_worker(event.slice_index, "ended", event.pid, event.cause)
     if event.pid and (earlier or event.pid == member.ended_pid):
         return  # it counts as gone already
+    if event.aborted and turn.state.phase is Phase.FENCING and member.worker is WorkerState.IN_WORLD:
+        # The runtime could not take the loss of a peer and ended the process: the slice itself is well.
+        turn.plan_restart(event.slice_index)
+        turn.start_worker(event.slice_index)
+        turn.update(event.slice_index, respawning=True)
+        turn.write_worker(event.slice_index, "respawned", 0, event.cause)
+        return
     _lose_worker(turn, event.slice_index, event.cause, event.detector, event.last_life_unix_s)
 
 
@@ -155,7 +163,8 @@ def _preemption(turn: Turn, event: PreemptionNotice) -> None:
 def _fenced(turn: Turn, event: Fenced) -> None:
     turn.update(event.slice_index, fenced=True, snapshots=event.snapshots)
     member = turn.state.member(event.slice_index)
-    if member.worker is WorkerState.IN_WORLD and event.worker is WorkerState.READY:
+    is_leaving = turn.state.phase is Phase.FENCING and member.worker is WorkerState.IN_WORLD
+    if is_leaving and event.worker is WorkerState.READY:
         turn.update(event.slice_index, worker=WorkerState.READY, finished=False)
         turn.write_worker(event.slice_index, "unwound", member.worker_pid)
     for reason in event.rejected:
@@ -219,6 +228,8 @@ def _left(turn: Turn, event: LeftWorld) -> None:
 
 def _finished(turn: Turn, event: Finished) -> None:
     turn.update(event.slice_index, finished=True, snapshots=event.snapshots)
+    if turn.state.finish_by_s is None:
+        turn.change(finish_by_s=turn.now.mono_s + turn.state.config.timing.finish_s)
     turn.change(finished_step=event.step, newest_committed=max(turn.state.newest_committed, event.step))
 
 

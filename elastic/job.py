@@ -4,8 +4,11 @@ environment of the workers.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from snapshot.job import job_directory
 
 JOB_FILE = "job.json"
 TOKEN_FILE = "token"
+LOCK_FILE = ".lock"
 HISTORY_FILE = "events.jsonl"
 COORDINATOR_FILE = "coordinator.json"
 
@@ -67,6 +71,21 @@ class JobSpec:
     def socket_path(self, slice_index: int) -> Path:
         """The unix socket between a slice's agent and its worker, in the host's directory of the arena."""
         return job_directory(self.shm_root, self.job_id) / str(host_of(slice_index)) / "agent.sock"
+
+
+@contextlib.contextmanager
+def hold_directory(directory: Path) -> Iterator[None]:
+    """Keep a run's directory to oneself. Raises UsageError when another run is using it."""
+    descriptor = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise UsageError(f"another run is using {directory}", remedy="Give this one its own --out.") from None
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def new_job_id() -> str:

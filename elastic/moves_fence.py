@@ -34,6 +34,7 @@ def fence(turn: Turn, why: str) -> None:
         stop_step=None,
         choice=None,
         digesting=False,
+        finish_by_s=None,
         overtime=False,
     )
     turn.enter(Phase.FENCING, why, within_s=state.config.timing.unwind_s)
@@ -55,7 +56,7 @@ def advance_fencing(turn: Turn) -> None:
     if not turn.is_late():
         if inside or respawning or silent:
             return
-    elif not turn.state.overtime and (inside or silent):
+    elif not turn.state.overtime and (inside or silent or respawning):
         _go_into_overtime(turn, inside)
         return
     else:
@@ -73,7 +74,8 @@ def advance_fencing(turn: Turn) -> None:
 def _go_into_overtime(turn: Turn, inside: list[int]) -> None:
     """Who did not get out of the broken world is ended; another is started, to restore from the arenas."""
     timing = turn.state.config.timing
-    bound_s = timing.start_s if inside else timing.stage_s
+    is_replaced = inside or any(member.respawning for member in turn.state.members)
+    bound_s = timing.start_s if is_replaced else timing.stage_s
     turn.change(overtime=True, deadline_s=turn.now.mono_s + bound_s)
     for index in inside:
         turn.send(EndWorker(slice_index=index, why=STUCK))

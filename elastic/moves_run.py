@@ -75,6 +75,10 @@ def advance_running(turn: Turn) -> None:
         return
     turn.start_due()
     state = turn.state
+    if turn.is_past(state.finish_by_s):
+        ended = name_slices([index for index in state.world if state.member(index).finished])
+        fail(turn, f"the loop of {ended} ended after step {state.finished_step}, the others' did not")
+        return
     if state.joining:
         _advance_joining(turn)
         return

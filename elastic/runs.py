@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from elastic.adapters import find_adapter, find_injector
 from elastic.display import LiveDisplay
-from elastic.job import HISTORY_FILE, JobSpec, new_job_id
+from elastic.job import HISTORY_FILE, JobSpec, hold_directory, new_job_id
 from elastic.launcher import Launcher, Listener
 from elastic.ports import JobLauncher, OneProcessAdapter
 from elastic.records import RunEnded, read_history
@@ -46,6 +46,11 @@ def run_job(wanted: Wanted) -> int:
     anything is started.
     """
     spec, faults = prepare(wanted)
+    with hold_directory(spec.directory):
+        return _run_held(spec, faults)
+
+
+def _run_held(spec: JobSpec, faults: Sequence[Any]) -> int:
     removed = collect(spec.shm_root)
     if removed.directories:
         print(
@@ -112,7 +117,7 @@ def conclude(spec: JobSpec, ended: RunEnded | None, error: ElasticError | None) 
     path = write_report(report, spec.directory)
     write_html(report, spec.directory / "report.html", records)
     print_report(report)
-    print(f"report: {path} and {spec.directory / 'report.html'}")
+    print(f"report: {path} and {spec.directory / 'report.html'}; logs: {spec.directory / 'logs'}")
     return exit_status(report, ended, error)
 
 

@@ -16,6 +16,8 @@ import subprocess
 import threading
 from collections.abc import Callable
 
+from elastic.leash import leash_fd
+
 KEPT_GENERATIONS = 4
 ATTEMPTS = 3
 NUM_WARM = 2
@@ -72,8 +74,10 @@ class ServicePool:
                 self._running.append(process)
 
     def _spawn(self) -> subprocess.Popen[str]:
+        leash = leash_fd()
         return subprocess.Popen(
             self._command,
+            pass_fds=() if leash is None else (leash,),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -34,6 +34,8 @@ class Timing:
     lease_s: float = 30.0
     """How long a worker that nobody can reach may go on: waited out where it could make steps alone."""
     digest_s: float = 30.0
+    finish_s: float = 60.0
+    """How long the others may go on once a slice's loop has ended."""
 
     def __post_init__(self) -> None:
         if not self.unwind_s < self.suspect_s <= self.start_s:
@@ -143,6 +145,8 @@ class JobState:
     """The step at which a failure without a loss was last seen; a second one there ends the job."""
     stage_failures: int = 0
     finished_step: int | None = None
+    finish_by_s: float | None = None
+    """When all of the world must have finished, once one has."""
     captured_digest: tuple[int, int, str] | None = None
     """Generation, step and digest of the snapshot that the world of this generation was restored from."""
     restored_digest: tuple[int, int, str] | None = None

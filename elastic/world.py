@@ -184,6 +184,8 @@ class World:
         devices, WorldLost when the world was given up, UsageError for another step than that of the batch in
         hand.
         """
+        if step == self._step and self._journal is not None:
+            raise UsageError(f"step {step} was committed twice", remedy="Commit once for every batch.")
         if self._journal is None or self._keeper is None or step != self._journal.step:
             raise UsageError(f"commit of step {step}, but the batch in hand is of step {self._step + 1}")
         jax.block_until_ready((state, metrics))

@@ -6,7 +6,6 @@ import os
 import socket
 import sys
 
-from controller_adapter.multicontroller.jax_private import start_service
 from elastic.leash import watch_leash
 
 ATTEMPTS = 20
@@ -22,6 +21,8 @@ def _free_port(host: str) -> int:
 def main() -> None:
     """Serve until standard input ends."""
     watch_leash(lambda: os._exit(1))
+    from controller_adapter.multicontroller.jax_private import start_service  # long: after the leash
+
     print("READY", flush=True)
     words = sys.stdin.readline().split()
     if len(words) != 3 or words[0] != "START":
