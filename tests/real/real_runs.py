@@ -16,7 +16,7 @@ from elastic.report_schema import Report
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 COMPILE_CACHE = REPOSITORY / "runs" / "test-compile-cache"
-STEPS = 50
+STEPS = 80
 BOUND_S = 240
 
 

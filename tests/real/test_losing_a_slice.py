@@ -11,7 +11,7 @@ from elastic.records import StateRestored, StepCommitted, of_kind
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
-REJOIN = ("--rejoin-after-steps", "12")
+REJOIN = ("--rejoin-after-steps", "3")
 TOLERANCE = 1e-3
 
 

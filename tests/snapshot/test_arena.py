@@ -63,9 +63,18 @@ def test_snapshots_of_an_abandoned_way_are_overwritten_first(arena: Arena) -> No
     reserve(arena)
     write_into(arena, 59, generation=1)
     write_into(arena, 60, generation=1)
-    write_into(arena, 60, generation=2)  # restored from 59, and step 60 run again
+    write_into(arena, 59, generation=2)  # restored from 59: the restored state is captured again
     kept = [(manifest.generation, manifest.step) for manifest in arena.manifests().complete]
-    assert kept == [(2, 60), (1, 59)]
+    assert kept == [(2, 59), (1, 59)]
+
+
+def test_restored_state_captured_again_never_touches_the_copy_it_came_from(arena: Arena) -> None:
+    reserve(arena)
+    write_into(arena, 58, generation=1)
+    write_into(arena, 59, generation=1)
+    write_into(arena, 59, generation=2)
+    kept = [(manifest.generation, manifest.step) for manifest in arena.manifests().complete]
+    assert kept == [(2, 59), (1, 59)]
 
 
 def test_discard_newer_than_keeps_the_restored_step_only(arena: Arena) -> None:
