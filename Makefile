@@ -47,8 +47,8 @@ demo: $(INSTALLED) ## Train on 3 slices, kill one, watch the recovery (ARGS="--s
 test: $(INSTALLED_TEST) ## Run the tests (at most 5 minutes; ARGS="-k name" narrows)
 	$(PYTEST) -m "not slow and not soak" $(ARGS)
 
-test-real: $(INSTALLED_TEST) ## One draw of each family of faults on real processes
-	$(PYTEST) -m "real and not soak" $(ARGS)
+test-real: $(INSTALLED_TEST) ## One draw of each family of faults on real processes (those that make test leaves out)
+	$(PYTEST) -m "real and slow and not soak" $(ARGS)
 
 test-all: $(INSTALLED_TEST) ## Every test, the long ones too
 	HYPOTHESIS_PROFILE=deep $(PYTEST) $(ARGS)
