@@ -1,6 +1,6 @@
 """A training loop in plain JAX that survives the loss of a slice: it learns y = sin(sum(x)).
 
-elastic launch --slices 3 --devices-per-host 1 --fault kill:slice=1@step=20 --rejoin-after-steps 20 -- examples/plain_loop.py
+elastic launch --slices 3 --devices-per-host 1 --fault kill:slice=1@step=20 -- examples/plain_loop.py
 """
 
 import jax
