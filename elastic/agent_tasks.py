@@ -122,10 +122,7 @@ class ArenaTasks:
             self._journal = None
         if self._journal is None:
             self._journal = self._arena.journal_reader()
-        for entry in reversed(self._journal.since(message.step - 1)):
-            if (entry.step, entry.generation) == (message.step, message.generation):
-                return entry
-        return None
+        return self._journal.find(message.step, message.generation)
 
     def bytes_from(self, restored: dict[str, int]) -> dict[str, int]:
         """What a worker read for its restore, by tier: what this agent had fetched came from peers."""

@@ -32,12 +32,16 @@ class Execution:
     @property
     def position(self) -> int:
         """The place in the stream at which its batch starts."""
-        return self.commits[0].position
+        return self._journalled.position
 
     @property
     def sample_ids(self) -> tuple[int, ...]:
-        """The samples its first commit's journal has."""
-        return self.commits[0].sample_ids
+        """The samples that the first journal with an entry has; none when no journal was read in time."""
+        return self._journalled.sample_ids
+
+    @property
+    def _journalled(self) -> StepCommitted:
+        return next((commit for commit in self.commits if commit.sample_ids), self.commits[0])
 
     @property
     def end_position(self) -> int:

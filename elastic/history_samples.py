@@ -41,6 +41,7 @@ def audit_samples(lineage: Lineage, epoch_samples: int | None = None) -> SampleA
     effective = lineage.applied
     consumed = sum(len(execution.sample_ids) for execution in effective)
     anything = any(execution.sample_ids for execution in lineage.executions.values())
+    is_blind = any(not execution.sample_ids for execution in effective)
     overlapping, covered = _cover(effective)
     base = 0 if lineage.started_fresh else min((execution.position for execution in effective), default=0)
     if not lineage.started_fresh and epoch_samples is None:
@@ -49,10 +50,10 @@ def audit_samples(lineage: Lineage, epoch_samples: int | None = None) -> SampleA
         twice = count_repeated_ids(effective, epoch_samples or _distinct_ids(lineage))
     return SampleAudit(
         consumed=consumed,
-        lost=_lost_places(lineage, covered, base) + _replaced_ids(lineage, effective),
+        lost=_lost_places(lineage, covered, base, is_blind=is_blind) + _replaced_ids(lineage, effective),
         repeated=overlapping + (twice or 0),
-        lost_known=anything and lineage.end_known and not lineage.unseen,
-        repeated_known=anything and not lineage.unseen and twice is not None,
+        lost_known=anything and lineage.end_known and not lineage.unseen and not is_blind,
+        repeated_known=anything and not lineage.unseen and not is_blind and twice is not None,
     )
 
 
@@ -72,7 +73,8 @@ def disagreeing_journals(executions: Iterable[Execution]) -> list[Execution]:
     return [
         execution
         for execution in executions
-        if len({(commit.position, commit.sample_ids) for commit in execution.commits}) > 1
+        if len({(commit.position, commit.sample_ids) for commit in execution.commits if commit.sample_ids})
+        > 1
     ]
 
 
@@ -100,11 +102,13 @@ def _size(intervals: Iterable[Interval]) -> int:
     return sum(stop - start for start, stop in intervals)
 
 
-def _lost_places(lineage: Lineage, covered: list[Interval], base: int) -> int:
-    """Places that ought to be covered and are not; those of unseen steps are unknown, not lost."""
+def _lost_places(lineage: Lineage, covered: list[Interval], base: int, *, is_blind: bool) -> int:
+    """Places that ought to be covered and are not; those of unseen steps, or without a journal entry, are
+    unknown, not lost.
+    """
     expected = [execution for execution in lineage.rolled_back if execution.step not in lineage.unseen]
     intervals = [(execution.position, execution.end_position) for execution in expected]
-    if covered and not lineage.unseen:
+    if covered and not lineage.unseen and not is_blind:
         intervals.append((min(base, covered[0][0]), covered[-1][1]))
     union = _merge(intervals + covered)
     return _size(union) - _size(covered)

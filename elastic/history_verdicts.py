@@ -26,7 +26,8 @@ def judge(records: Sequence[Record], lineage: Lineage, audit: SampleAudit) -> di
         "restored_equals_captured": _judge_restores(records),
         "one_group_at_a_time": _verdict(broken=bool(lineage.stale), known=any_commit),
         "journals_agree": _verdict(
-            broken=bool(disagreeing_journals(lineage.executions.values())), known=any_commit
+            broken=bool(disagreeing_journals(lineage.executions.values())),
+            known=any_commit and all(c.sample_ids for e in lineage.executions.values() for c in e.commits),
         ),
         "plan_minimal": _judge_plans(records),
     }

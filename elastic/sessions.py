@@ -13,6 +13,7 @@ from elastic.job import JobSpec
 from elastic.ports import Link, Runtime
 from elastic.state_keeper import StateMemory
 from elastic.world import World
+from reshard.errors import ElasticError
 
 
 class Session:
@@ -41,6 +42,9 @@ class Session:
                     capture_every=self._spec.capture_every,
                     seed=self._spec.seed,
                 )
+            except ElasticError as error:
+                self._link.user_failed(str(error), error.exit_status)
+                raise
             except RuntimeError as error:  # JaxRuntimeError, or of a backend that cannot be made
                 self._leave_unformed(world_spec.generation, error)
                 continue

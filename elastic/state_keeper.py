@@ -21,7 +21,8 @@ from snapshot.source import ShardSource
 from snapshot.tree import layout_of
 
 MAX_JOURNALLED_SAMPLES = 4096
-MIN_JOURNAL_RECORDS = 8
+MIN_JOURNAL_RECORDS = 64
+"""So many steps an agent may fall behind its worker and still find what they used."""
 
 
 class StateMemory:

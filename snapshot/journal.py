@@ -143,6 +143,24 @@ class JournalReader:
         newest = {record.step: record for record in self.records() if record.step > step}
         return tuple(newest[key] for key in sorted(newest))
 
+    def find(self, step: int, generation: int) -> JournalRecord | None:
+        """Return the newest complete record of a step in a generation; of the others only heads are read."""
+        if self._fd is None:
+            raise UsageError(f"{self.path}: reader is closed")
+        newest: tuple[int, JournalRecord] | None = None
+        for index in range(self.num_records):
+            offset = PAGE_BYTES + index * self.record_bytes
+            head = os.pread(self._fd, RECORD_HEADER_BYTES, offset)
+            if len(head) < RECORD_HEADER_BYTES or _BODY.unpack_from(head, _BODY_OFFSET)[1:3] != (
+                step,
+                generation,
+            ):
+                continue
+            parsed = _parse(memoryview(os.pread(self._fd, self.record_bytes, offset)))
+            if parsed is not None and (newest is None or parsed[0] > newest[0]):
+                newest = parsed
+        return None if newest is None else newest[1]
+
     def committed(self) -> list[tuple[int, JournalRecord]]:
         """Return (sequence, record) of the complete records, in sequence order."""
         if self._fd is None:

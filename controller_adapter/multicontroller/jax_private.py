@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import api, cache_key, distributed
+from jax._src import api, cache_key, distributed, xla_bridge
 from jaxlib import _jax
 
 from reshard.errors import UsageError
@@ -43,6 +43,11 @@ def start_service(address: str, num_processes: int) -> Any:
     return _jax.get_distributed_runtime_service(
         address, num_processes, heartbeat_timeout=NEVER_S, shutdown_timeout=1
     )
+
+
+def is_backend_made() -> bool:
+    """Whether something has used JAX's devices since they were last dropped."""
+    return bool(xla_bridge.backends_are_initialized())
 
 
 def connect(address: str, rank: int, num_processes: int, timeout_s: int) -> None:

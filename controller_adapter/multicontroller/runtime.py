@@ -16,6 +16,7 @@ from elastic.events import WorldSpec, host_of
 from elastic.job import JobSpec
 from elastic.ports import Link, Runtime
 from elastic.sessions import leave_on_sigterm
+from reshard.errors import UsageError
 from reshard.ids import HostId
 
 CONNECT_TIMEOUT_S = 60
@@ -35,6 +36,11 @@ class MulticontrollerRuntime:
 
     def form(self, world: WorldSpec) -> Sequence[jax.Device]:
         """Connect as this world's rank and make its devices, in rank order."""
+        if jax_private.is_backend_made():
+            raise UsageError(
+                "JAX was used outside `with world`: its devices exist before those of the world are made",
+                remedy="Make keys, constants and other JAX arrays inside `with world`; numpy is free.",
+            )
         num_processes = len(world.slices)
         self._slices = world.slices
         before = listening_ports()

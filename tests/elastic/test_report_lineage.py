@@ -126,6 +126,19 @@ def test_report_sees_journals_of_two_slices_disagree():
     assert report.broken == ("journals_agree",)
 
 
+@pytest.mark.parametrize("slices", [(0,), (0, 1, 2)], ids=["of one slice", "of all"])
+def test_report_says_unknown_and_not_broken_where_journal_entries_were_not_read_in_time(slices):
+    def late(commit):
+        is_late = commit.step == 5 and commit.slice_index in slices
+        return replace(commit, position=0, sample_ids=()) if is_late else commit
+
+    report = build_report(History().first().steps(1, 20, change=late).end().records)
+    assert report.broken == ()
+    assert report.invariants["journals_agree"] == "unknown"
+    assert (report.samples.lost, report.samples.repeated) == (0, 0)
+    assert report.invariants["no_sample_lost"] == ("held" if slices == (0,) else "unknown")
+
+
 def test_report_sees_an_old_generation_go_on():
     history = History().first().steps(1, 10).lose(1)
     history.recover("in-place", 10, slices=(0, 2)).steps(11, 12)
