@@ -54,7 +54,7 @@ def test_kill_of_everything_is_cleaned_up_by_the_next_start_and_only_that(tmp_pa
     for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first, so that none cleans up for another
         for pid in everything:
             os.kill(pid, number)
-    first.wait(timeout=ENDS_WITHIN_S)
+    assert finish(first, dead, timeout_s=ENDS_WITHIN_S).status == -signal.SIGKILL
     assert left_behind(dead_id)
     second = start(live, "demo", "--steps", "2000", "--fault", "none", "--out", str(live), "--slices", "2")
     wait_until_history_has(live, '"StepCommitted"')
