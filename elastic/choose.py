@@ -31,6 +31,8 @@ class Choice:
     layout: Layout
     holdings: tuple[Holding, ...]
     position: int = 0
+    is_persisted: bool = False
+    """Whether it is read from the persistent tier: no host holds it in memory."""
 
 
 def choose_restore(
@@ -58,9 +60,28 @@ def choose_restore(
         choice = Choice(
             step=step, generation=generation, layout=layout, holdings=holdings, position=group[0].position
         )
-        why = f"step {step} is whole in the memory of {len(group)} host{'s' * (len(group) > 1)}"
+        num_hosts = len({holding.host for holding in holdings})
+        why = f"step {step} is whole in the memory of {num_hosts} host{'s' * (num_hosts > 1)}"
         return choice, "; ".join([why, *refused])
     return None, "; ".join(refused) or "no host holds a complete snapshot"
+
+
+def choose_persisted(
+    persisted: Iterable[SnapshotSummary], restored_steps: Mapping[int, int]
+) -> Choice | None:
+    """Return the newest snapshot of the persistent tier that is on the timeline, None without one."""
+    on_timeline = [s for s in persisted if _on_timeline(s.step, s.generation, restored_steps)]
+    newest = max(on_timeline, key=lambda s: (s.step, s.generation), default=None)
+    if newest is None:
+        return None
+    return Choice(
+        step=newest.step,
+        generation=newest.generation,
+        layout=newest.layout,
+        holdings=(),
+        position=newest.position,
+        is_persisted=True,
+    )
 
 
 def _on_timeline(step: int, generation: int, restored_steps: Mapping[int, int]) -> bool:
@@ -68,11 +89,13 @@ def _on_timeline(step: int, generation: int, restored_steps: Mapping[int, int]) 
 
 
 def plan_restore(choice: Choice, hosts: tuple[HostId, ...], devices_per_host: int) -> tuple[Layout, Plan]:
-    """The layout for these hosts and the plan that fills it.
+    """The layout for these hosts and the plan that fills it; an empty plan for a persisted snapshot.
 
     Raises UsageError where the state does not divide over them.
     """
     target = choice.layout.resized(hosts, devices_per_host)
+    if choice.is_persisted:
+        return target, Plan.of(choice.step, (), bytes_lower_bound=0)
     return target, make_plan(target, choice.holdings, step=choice.step)
 
 

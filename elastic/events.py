@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Literal
 
 from elastic.records import Record
+from reshard.boxes import Box
 from reshard.holdings import Holding
 from reshard.ids import HostId
 from reshard.layout import Layout
@@ -219,6 +220,31 @@ class DigestDone:
     digest: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharePersisted:
+    """A host has written its share of the snapshot at `step` to the persistent tier; or it says why not."""
+
+    slice_index: int
+    generation: int
+    step: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Persisted:
+    """All shares of a snapshot are put together in the persistent tier, for good; or `error` says why not.
+
+    `snapshot` tells its layout and position; it has no holdings. `persisted_bytes` are those of its arrays.
+    """
+
+    slice_index: int
+    generation: int
+    step: int
+    snapshot: SnapshotSummary | None = None
+    persisted_bytes: int = 0
+    error: str = ""
+
+
 # ---- events: from the coordinator's own shell --------------------------------------------------------------
 
 
@@ -228,6 +254,13 @@ class ServiceReady:
 
     generation: int
     address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PersistedFound:
+    """What earlier runs left in the persistent tier, the newest first; told once, before the first world."""
+
+    snapshots: tuple[SnapshotSummary, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,8 +289,10 @@ AgentEvent = (
     | LeftWorld
     | Finished
     | DigestDone
+    | SharePersisted
+    | Persisted
 )
-Event = AgentEvent | AgentLost | ServiceReady | StopRequested | Tick
+Event = AgentEvent | AgentLost | ServiceReady | PersistedFound | StopRequested | Tick
 
 
 # ---- commands: coordinator → agents and shell --------------------------------------------------------------
@@ -318,6 +353,38 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StagePersisted:
+    """Read these boxes of the snapshot at `step` from the persistent tier into this host's memory.
+
+    Answered by Staged. `layout` is that of the snapshot.
+    """
+
+    slice_index: int
+    generation: int
+    step: int
+    layout: Layout
+    boxes: tuple[tuple[str, Box], ...]
+    position: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishPersist:
+    """All hosts have written their shares of the snapshot at `step`: put them together for good."""
+
+    slice_index: int
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peers:
+    """Where the other slices' agents serve their shards; sent whenever that changes."""
+
+    slice_index: int
+    addresses: dict[int, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Assign:
     """Form this world."""
 
@@ -327,7 +394,10 @@ class Assign:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeDigest:
-    """Compute the digest of the whole state at `step`, captured in `of_generation`, out of these pieces."""
+    """Compute the digest of the whole state at `step`, captured in `of_generation`, out of these pieces.
+
+    With `is_persisted` it is read from the persistent tier.
+    """
 
     slice_index: int
     generation: int
@@ -337,6 +407,7 @@ class ComputeDigest:
     layout: Layout
     transfers: tuple[Transfer, ...]
     addresses: dict[int, str] = field(default_factory=dict)
+    is_persisted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,7 +444,18 @@ class Write:
 
 
 AgentCommand = (
-    StartWorker | EndWorker | Fence | StopAfter | Stage | Assign | ComputeDigest | ResetHost | Shutdown
+    StartWorker
+    | EndWorker
+    | Fence
+    | StopAfter
+    | Stage
+    | StagePersisted
+    | FinishPersist
+    | Peers
+    | Assign
+    | ComputeDigest
+    | ResetHost
+    | Shutdown
 )
 Command = AgentCommand | StartService | Write
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from elastic import moves_persist
 from elastic.events import (
     AgentAttached,
     AgentLost,
@@ -14,11 +15,14 @@ from elastic.events import (
     Fenced,
     Finished,
     LeftWorld,
+    Persisted,
+    PersistedFound,
     Phase,
     PreemptionNotice,
     Rebuilt,
     ResetHost,
     ServiceReady,
+    SharePersisted,
     Staged,
     StepFailed,
     WorkerFailed,
@@ -45,6 +49,7 @@ _OF_THIS_GENERATION = (
     Finished,
     DigestDone,
     ServiceReady,
+    SharePersisted,
 )
 
 
@@ -274,4 +279,7 @@ _OBSERVERS: dict[type[Any], Callable[[Turn, Any], None]] = {
     Finished: _finished,
     DigestDone: _digest,
     ServiceReady: _service_ready,
+    SharePersisted: moves_persist.observe_share,
+    Persisted: moves_persist.observe_persisted,
+    PersistedFound: moves_persist.observe_found,
 }

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from elastic.choose import Choice, choose_restore, plan_restore, plan_whole
+from elastic.choose import Choice, choose_persisted, choose_restore, plan_restore, plan_whole
 from elastic.events import ComputeDigest, Phase, Stage, StartService, WorkerState, host_of
 from elastic.moves_end import describe_state_left, fail
+from elastic.moves_persist import stage_persisted
 from elastic.records import WorldFormed
 from elastic.turn import Turn
 from reshard.errors import ElasticError
@@ -26,6 +27,8 @@ def decide(turn: Turn) -> None:
         _form(turn, slices, "rehearsal", None, None, "a smaller world makes one step, for its programs")
         return
     choice, why = choose(turn)
+    if choice is None and not _may_memory_come_back(turn):
+        choice, why = _choose_persisted(turn, why)
     if choice is None and state.newest_committed >= 0:
         _miss(turn, why)
         return
@@ -53,6 +56,26 @@ def choose(turn: Turn) -> tuple[Choice | None, str]:
     return choose_restore(turn.state.held(), dict(turn.state.restored_steps))
 
 
+def _may_memory_come_back(turn: Turn) -> bool:
+    """Whether a host that is away may still hold what the others lack of a state in memory."""
+    state = turn.state
+    is_away = any(not member.attached for member in state.members)
+    return state.started and is_away and not state.memory_given_up
+
+
+def _choose_persisted(turn: Turn, why: str) -> tuple[Choice | None, str]:
+    """The snapshot of the persistent tier to go back to, when no host's memory has the state."""
+    choice = choose_persisted(turn.state.persisted, dict(turn.state.restored_steps))
+    if choice is None:
+        return None, why
+    newest = turn.state.newest_committed
+    found = f"step {choice.step} is in the persistent tier"
+    if newest > choice.step:
+        lost = f"step {newest}" if newest == choice.step + 1 else f"steps {choice.step + 1} to {newest}"
+        found = f"{found}; {lost} were lost from memory ({why}) and are trained again"
+    return choice, found
+
+
 def wait(turn: Turn, why: str) -> None:
     """Wait for members, within one bound since the last world was formed."""
     until_s = turn.state.waiting_until_s
@@ -66,7 +89,10 @@ def wait(turn: Turn, why: str) -> None:
 def digest(turn: Turn, choice: Choice, purpose: Literal["captured", "restored", "final"]) -> None:
     """Have one host compute the digest of a whole state."""
     host = turn.state.world[0]
-    layout, plan = plan_whole(choice.layout, choice.holdings, choice.step, host_of(host))
+    if choice.is_persisted:
+        layout, plan = choice.layout, Plan.of(choice.step, (), bytes_lower_bound=0)
+    else:
+        layout, plan = plan_whole(choice.layout, choice.holdings, choice.step, host_of(host))
     turn.send(
         ComputeDigest(
             slice_index=host,
@@ -76,6 +102,7 @@ def digest(turn: Turn, choice: Choice, purpose: Literal["captured", "restored", 
             purpose=purpose,
             layout=layout,
             transfers=plan.transfers,
+            is_persisted=choice.is_persisted,
         )
     )
 
@@ -142,11 +169,16 @@ def _set_world(turn: Turn, slices: tuple[int, ...], choice: Choice | None, *, is
         deadline_s=turn.now.mono_s + state.config.timing.stage_s,
         waiting_until_s=None,
         uncovered="",
+        memory_given_up=False,
     )
 
 
 def _stage(turn: Turn, choice: Choice, plan: Plan) -> None:
     turn.enter(Phase.RESTORING, within_s=turn.state.config.timing.stage_s)
+    if choice.is_persisted:
+        stage_persisted(turn)
+        digest(turn, choice, "captured")
+        return
     for index in turn.state.world:
         remote = tuple(transfer for transfer in plan.for_target(host_of(index)) if not transfer.is_local)
         turn.send(

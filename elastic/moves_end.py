@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic.choose import choose_restore
+from elastic.choose import choose_persisted, choose_restore
 from elastic.events import Phase, Shutdown
 from elastic.records import RunEnded
 from elastic.turn import Turn
@@ -29,11 +29,16 @@ def release(turn: Turn, slice_index: int) -> None:
 
 
 def describe_state_left(turn: Turn) -> str:
-    """What is left of the committed steps in the memory of the hosts at hand, as the end of a sentence."""
+    """What is left of the committed steps, in the memory of the hosts at hand or in the persistent tier, as
+    the end of a sentence.
+    """
     state = turn.state
     if state.newest_committed < 0:
         return "no step had been committed"
-    choice, why = choose_restore(state.held(), dict(state.restored_steps))
+    restored_steps = dict(state.restored_steps)
+    choice, why = choose_restore(state.held(), restored_steps)
+    if choice is None and (persisted := choose_persisted(state.persisted, restored_steps)) is not None:
+        return f"the state of step {persisted.step} is left in the persistent tier ({why})"
     if choice is None:
         steps = state.newest_committed + 1
         return f"the state is lost, and {steps} committed step{'s' * (steps > 1)} with it ({why})"
@@ -46,7 +51,9 @@ def _restorable_step(turn: Turn) -> int | None:
     looked = state.phase in (Phase.WAITING, Phase.FENCING, Phase.PLANNING, Phase.RESTORING)
     if not looked or any(member.attached and not member.fenced for member in state.members):
         return None
-    choice, _ = choose_restore(state.held(), dict(state.restored_steps))
+    restored_steps = dict(state.restored_steps)
+    choice, _ = choose_restore(state.held(), restored_steps)
+    choice = choice or choose_persisted(state.persisted, restored_steps)
     return choice.step if choice else -1
 
 

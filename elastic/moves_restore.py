@@ -7,6 +7,7 @@ from elastic.events import Assign, Phase, WorkerState, WorldSpec, host_of
 from elastic.moves_decide import digest
 from elastic.moves_end import fail
 from elastic.moves_fence import fence, shrink
+from elastic.moves_persist import refuse
 from elastic.moves_run import finish
 from elastic.turn import Turn
 
@@ -29,6 +30,8 @@ def _assign_when_staged(turn: Turn, *, staged: bool) -> None:
     if lost := turn.lost_members():
         shrink(turn, lost)
     elif turn.stage_error:
+        if state.choice is not None and state.choice.is_persisted:
+            refuse(turn, state.choice.step, turn.stage_error)
         _retry(turn, turn.stage_error)
     elif staged and state.service_generation == state.generation:
         assign(turn)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic.choose import choose_restore
+from elastic.choose import choose_persisted, choose_restore
 from elastic.events import Phase, StepFailed, StopAfter, WorkerState, host_of
 from elastic.moves_decide import digest
 from elastic.moves_end import complete, describe_state_left, fail
@@ -22,7 +22,10 @@ def advance_waiting(turn: Turn) -> None:
     state = turn.state
     ready = state.slices_with(WorkerState.READY)
     if state.uncovered:
-        if turn.is_late():
+        if turn.is_late() and choose_persisted(state.persisted, dict(state.restored_steps)) is not None:
+            turn.change(uncovered="", memory_given_up=True)
+            fence(turn, "no host came back that holds the state in memory")
+        elif turn.is_late():
             fail(turn, describe_state_left(turn))
     elif len(ready) >= state.config.min_slices:
         if _is_everybody_there(turn, len(ready)):

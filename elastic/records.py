@@ -178,6 +178,28 @@ class SnapshotsVerified:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotPersisted:
+    """A snapshot is complete in the persistent tier. `took_s` is from the first host's share to the end."""
+
+    unix_s: float
+    generation: int
+    step: int
+    persisted_bytes: int
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PersistFailed:
+    """A snapshot did not get into the persistent tier, or was refused when it was read. Training goes on."""
+
+    unix_s: float
+    generation: int
+    step: int
+    slice_index: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MessageRefused:
     """A message or call with a stale generation or a wrong token was refused (fencing)."""
 
@@ -217,6 +239,8 @@ Record = (
     | StepCommitted
     | SnapshotRejected
     | SnapshotsVerified
+    | SnapshotPersisted
+    | PersistFailed
     | MessageRefused
     | RunEnded
 )
@@ -235,6 +259,8 @@ _TYPES: dict[str, type[Any]] = {
         StepCommitted,
         SnapshotRejected,
         SnapshotsVerified,
+        SnapshotPersisted,
+        PersistFailed,
         MessageRefused,
         RunEnded,
     )

@@ -108,6 +108,16 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Persisting:
+    """A snapshot on its way into the persistent tier: which slices still write their share of it."""
+
+    step: int
+    began_unix_s: float
+    missing: frozenset[int]
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobState:
     """All that the machine knows. `world` are the slices of the current (or forming) world, in rank order."""
 
@@ -152,6 +162,11 @@ class JobState:
     restored_digest: tuple[int, int, str] | None = None
     final_digest: str | None = None
     digesting: bool = False
+    persisting: Persisting | None = None
+    persisted: tuple[SnapshotSummary, ...] = ()
+    """The snapshots in the persistent tier (without holdings); what earlier runs left has generation 0."""
+    memory_given_up: bool = False
+    """Whether hosts that are away, and may hold the state in memory, are not waited for any more."""
     last_cause: str = ""
     """What ended a worker last, for the message of a job that cannot go on."""
     error: str = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from model_state import Content
+from model_state import PATHS, Content
 from model_worker import Snapshot
 
 from elastic.events import (
@@ -17,11 +17,15 @@ from elastic.events import (
     Event,
     Fence,
     Fenced,
+    FinishPersist,
+    Persisted,
     ResetHost,
+    SharePersisted,
     Shutdown,
     SnapshotSummary,
     Stage,
     Staged,
+    StagePersisted,
     StartWorker,
     StopAfter,
     WorkerLost,
@@ -111,6 +115,10 @@ class Agent:
                 worker.stop_after = command.step
         elif isinstance(command, Stage):
             self.job.after(self.job.random.uniform(0.005, 0.05), lambda: self._stage(command))
+        elif isinstance(command, StagePersisted):
+            self.job.after(self.job.random.uniform(0.005, 0.05), lambda: self._stage_persisted(command))
+        elif isinstance(command, FinishPersist):
+            self.job.after(self.job.random.uniform(0.005, 0.05), lambda: self._finish_persist(command))
         elif isinstance(command, Assign):
             if worker is not None and worker.state is WorkerState.READY:
                 worker.enter(command.world)
@@ -203,6 +211,65 @@ class Agent:
             self.host.stage = Snapshot(command.step, command.generation, content, summary, complete=True)
         self.tell(Staged(slice_index=self.index, generation=command.generation, error=error))
 
+    # ---- the persistent tier ----
+
+    def write_share(self, snapshot: Snapshot) -> None:
+        """The worker has captured a step that is due: this host's share of it takes a while to write."""
+
+        def written() -> None:
+            if not self.alive or snapshot.generation != self.generation:
+                return
+            error = "" if self.job.disk_works else "the disk is full"
+            if not error:
+                shares = self.job.shares.setdefault((snapshot.step, snapshot.generation), {})
+                shares[self.index] = snapshot.content
+            self.tell(
+                SharePersisted(
+                    slice_index=self.index,
+                    generation=snapshot.generation,
+                    step=snapshot.step,
+                    error=error,
+                )
+            )
+
+        self.job.after(self.job.random.uniform(0.01, 0.3), written)
+
+    def _finish_persist(self, command: FinishPersist) -> None:
+        if not self.alive:
+            return
+        shares = self.job.shares[command.step, command.generation]
+        (content,) = set(shares.values())
+        self.job.disk[command.step] = command.generation, content
+        self.tell(
+            Persisted(
+                slice_index=self.index,
+                generation=command.generation,
+                step=command.step,
+                snapshot=self.job.persisted_summary(command.step),
+            )
+        )
+
+    def _stage_persisted(self, command: StagePersisted) -> None:
+        if not self.alive or command.generation != self.generation:
+            return
+        assert {path for path, _ in command.boxes} == set(PATHS)
+        summary = SnapshotSummary(
+            step=command.step,
+            generation=command.generation,
+            layout=command.layout,
+            holdings=tuple(
+                Holding(
+                    host=host_of(self.index), step=command.step, path=path, box=box, checksum=0, tier="shm"
+                )
+                for path, box in command.boxes
+            ),
+        )
+        error = "bad checksum" if command.step in self.job.unreadable else ""
+        if not error:
+            content = self.job.disk[command.step][1]
+            self.host.stage = Snapshot(command.step, command.generation, content, summary, complete=True)
+        self.tell(Staged(slice_index=self.index, generation=command.generation, error=error))
+
     def _digest(self, command: ComputeDigest) -> None:
         if not self.alive:
             return
@@ -210,6 +277,8 @@ class Agent:
             self.job.hosts[transfer.source.slice_index].serve(command.step, command.of_generation)
             for transfer in command.transfers
         }
+        if command.is_persisted:
+            contents = {self.job.disk[command.step][1]}
         digest = "" if None in contents else str(hash(next(iter(contents))))
         assert len(contents) == 1 or not digest
         self.tell(

@@ -13,17 +13,19 @@ from collections.abc import Callable
 from typing import Any
 
 from model_host import Host
-from model_state import Content
+from model_state import Content, layout_for
 from model_worker import Snapshot, World
 
-from elastic.choose import choose_restore
+from elastic.choose import choose_persisted, choose_restore
 from elastic.events import (
     AgentAttached,
     AgentLost,
     Command,
     Event,
+    PersistedFound,
     Phase,
     ServiceReady,
+    SnapshotSummary,
     StartService,
     Tick,
     Write,
@@ -62,6 +64,8 @@ class Job:
         num_steps: int = 20,
         delay_s: tuple[float, float] = (0.001, 0.01),
         late_s: dict[int, float] | None = None,
+        persist_every: int | None = None,
+        disk: dict[int, tuple[int, Content]] | None = None,
         **config: Any,
     ) -> None:
         config.setdefault("rehearsals", 0)
@@ -79,9 +83,17 @@ class Job:
         self.restored: list[tuple[int, Content]] = []
         self.next_restored: Content = ()
         self.service_works = True
+        self.persist_every = persist_every
+        self.disk: dict[int, tuple[int, Content]] = dict(disk or {})
+        """The persistent tier: by step, who captured it (generation) and what it is made of."""
+        self.shares: dict[tuple[int, int], dict[int, Content]] = {}
+        self.disk_works = True
+        self.unreadable: set[int] = set()
         self.hosts = [Host(self, index) for index in range(num_slices)]
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
+        if self.disk:
+            self.tell(PersistedFound(snapshots=tuple(map(self.persisted_summary, sorted(self.disk)[::-1]))))
         for host in self.hosts:
             self.after((late_s or {}).get(host.index, 0.0), host.start_agent)
         self.after(TICK_S, self._tick)
@@ -160,6 +172,12 @@ class Job:
             if agent is not None:
                 agent.receive_later(command)
 
+    def persisted_summary(self, number: int) -> SnapshotSummary:
+        """What an agent tells of a snapshot in the persistent tier."""
+        generation, _ = self.disk[number]
+        layout = layout_for(tuple(range(self.config.num_slices)))
+        return SnapshotSummary(step=number, generation=generation, layout=layout, holdings=())
+
     # ---- what must always hold ----
 
     def _check(self, before: JobState) -> None:
@@ -174,6 +192,7 @@ class Job:
             held = {host_of(host.index): host.summaries() for host in self.hosts if host.is_alive}
             choice, _ = choose_restore(held, dict(state.restored_steps))
             assert choice is None, f"given up although step {choice} is whole"
+            assert choose_persisted(state.persisted, dict(state.restored_steps)) is None
         if state.phase is Phase.COMPLETED and before.phase is not Phase.COMPLETED:
             assert state.newest_committed == self.num_steps - 1
             assert state.finished_step == self.num_steps - 1
@@ -193,6 +212,8 @@ class Job:
             self.hosts[holding.host.slice_index].content_of(choice.step, choice.generation)
             for holding in choice.holdings
         } - {None}
+        if choice.is_persisted:
+            contents = {self.disk[choice.step][1]}
         assert len(contents) <= 1, f"two timelines mixed: {contents}"
         for content in contents:
             assert content is not None
