@@ -22,6 +22,7 @@ from elastic.history_text import describe
 from elastic.records import (
     FaultInjected,
     LossDetected,
+    PersistFailed,
     PhaseEntered,
     Record,
     RestoreChecked,
@@ -32,7 +33,15 @@ from elastic.records import (
     WorldFormed,
 )
 
-_IMPORTANT = (RunStarted, FaultInjected, LossDetected, WorldFormed, SnapshotRejected, RunEnded)
+_IMPORTANT = (
+    RunStarted,
+    FaultInjected,
+    LossDetected,
+    WorldFormed,
+    SnapshotRejected,
+    PersistFailed,
+    RunEnded,
+)
 _SAID_PHASES = ("FENCING", "WAITING", "FAILED")
 
 

@@ -163,6 +163,10 @@ def render_view(view: JobView) -> RenderableType:
         Text(progress_line(view), style="bold"),
         Text(f"snapshots {checked}   recoveries {view.recoveries}   {view.elapsed_s:.1f} s"),
     ]
+    if view.persisted_step is not None or view.persist_failed:
+        newest = "–" if view.persisted_step is None else str(view.persisted_step)
+        style = "red" if view.persist_failed else ""
+        facts.append(Text(f"persistent tier: newest {newest}, {view.persist_failed} failed", style=style))
     if view.last_recovery:
         facts.append(Text(f"last recovery {view.last_recovery}", style="cyan"))
     return Group(table, *facts)

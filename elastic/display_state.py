@@ -9,10 +9,12 @@ from elastic.history_text import format_seconds, format_slices
 from elastic.records import (
     FaultInjected,
     LossDetected,
+    PersistFailed,
     PhaseEntered,
     Record,
     RunEnded,
     RunStarted,
+    SnapshotPersisted,
     SnapshotRejected,
     SnapshotsVerified,
     StepCommitted,
@@ -49,6 +51,8 @@ class JobView:
     snapshots: int = 0
     verified: int = 0
     rejected: int = 0
+    persisted_step: int | None = None
+    persist_failed: int = 0
     recoveries: int = 0
     last_recovery: str = ""
     outcome: str = ""
@@ -100,6 +104,10 @@ class JobView:
                 self.rejected += 1
             case SnapshotsVerified():
                 self.verified += 1
+            case SnapshotPersisted():
+                self.persisted_step = record.step
+            case PersistFailed():
+                self.persist_failed += 1
             case RunEnded():
                 self.outcome, self.phase = record.outcome, record.outcome.upper()
         return ""

@@ -8,11 +8,13 @@ from elastic.records import (
     FaultInjected,
     LossDetected,
     MessageRefused,
+    PersistFailed,
     PhaseEntered,
     Record,
     RestoreChecked,
     RunEnded,
     RunStarted,
+    SnapshotPersisted,
     SnapshotRejected,
     SnapshotsVerified,
     StateRestored,
@@ -164,6 +166,12 @@ def _describe_state(record: Record) -> str:
             return f"snapshot{of_step} on slice {record.slice_index} refused: {record.reason}"
         case SnapshotsVerified():
             return f"slice {record.slice_index} verified {record.num_shards} shards of step {record.step}"
+        case SnapshotPersisted():
+            size, took = format_bytes(record.persisted_bytes), format_seconds(record.took_s)
+            return f"step {record.step} is in the persistent tier ({size}, written in {took})"
+        case PersistFailed():
+            who = "" if record.slice_index is None else f" (slice {record.slice_index})"
+            return f"step {record.step} is NOT in the persistent tier{who}: {record.reason}"
         case MessageRefused():
             return f"message from {record.sender} refused: {record.reason}"
     return ""

@@ -19,10 +19,12 @@ from elastic.history_recoveries import build_recoveries, real_worlds
 from elastic.history_samples import audit_samples
 from elastic.history_verdicts import judge
 from elastic.records import (
+    PersistFailed,
     PhaseEntered,
     Record,
     RunEnded,
     RunStarted,
+    SnapshotPersisted,
     SnapshotRejected,
     SnapshotsVerified,
     of_kind,
@@ -198,6 +200,7 @@ def _snapshots(records: Sequence[Record], lineage: Lineage, replicas: int) -> Sn
     rehearsals = rehearsal_generations(records)
     verified = [r for r in of_kind(records, SnapshotsVerified) if r.generation not in rehearsals]
     stalls = sorted(commit.stall_s for commit in captures)
+    persisted = of_kind(records, SnapshotPersisted)
     return Snapshots(
         captured=len(captures),
         verified=len(verified),
@@ -206,6 +209,9 @@ def _snapshots(records: Sequence[Record], lineage: Lineage, replicas: int) -> Sn
         stall_s_p50=_percentile(stalls, 50),
         stall_s_p99=_percentile(stalls, 99),
         replicas=replicas,
+        persisted=len(persisted),
+        persist_failed=len(of_kind(records, PersistFailed)),
+        persisted_step=persisted[-1].step if persisted else None,
     )
 
 

@@ -123,6 +123,8 @@ class Snapshots:
     """Host snapshots (one slice's copy of one step): taken, verified before a restore, refused.
 
     `bytes_per_host` is the largest taken; the stalls are how long `commit` held the loop of a worker.
+    `persisted` and `persist_failed` count whole snapshots in the persistent tier; `persisted_step` is the
+    newest of them.
     """
 
     captured: int
@@ -132,6 +134,9 @@ class Snapshots:
     stall_s_p50: float
     stall_s_p99: float
     replicas: int
+    persisted: int = 0
+    persist_failed: int = 0
+    persisted_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -151,4 +151,10 @@ def _snapshots_line(report: Report) -> RenderableType:
     counts = f"{snapshots.captured:,} taken, {snapshots.verified:,} verified, {snapshots.rejected:,} refused"
     stall = f"p50 {format_seconds(snapshots.stall_s_p50)}, p99 {format_seconds(snapshots.stall_s_p99)}"
     size = format_bytes(snapshots.bytes_per_host)
-    return Text(f"Snapshots: {counts}; {size} a host, {snapshots.replicas} replicas; stall {stall}")
+    line = f"Snapshots: {counts}; {size} a host, {snapshots.replicas} replicas; stall {stall}"
+    if snapshots.persisted or snapshots.persist_failed:
+        newest = (
+            "" if snapshots.persisted_step is None else f", the newest of step {snapshots.persisted_step}"
+        )
+        line += f"\nPersistent tier: {snapshots.persisted} written{newest}; {snapshots.persist_failed} failed"
+    return Text(line)

@@ -9,7 +9,15 @@ from __future__ import annotations
 from opentelemetry import metrics, trace
 from opentelemetry.trace import Span, set_span_in_context
 
-from elastic.records import LossDetected, PhaseEntered, Record, StepCommitted, WorldFormed
+from elastic.records import (
+    LossDetected,
+    PersistFailed,
+    PhaseEntered,
+    Record,
+    SnapshotPersisted,
+    StepCommitted,
+    WorldFormed,
+)
 
 RECOVERY_PHASES = ("SUSPECT", "FENCING", "PLANNING", "RESTORING", "REBUILDING", "REPLAYING")
 _NS = 1_000_000_000
@@ -27,6 +35,9 @@ class RecoveryTracer:
         self._recoveries = meter.create_counter("elastic.recoveries", description="Recoveries by outcome.")
         self._steps = meter.create_counter("elastic.steps", description="Steps by kind.")
         self._generation = meter.create_gauge("elastic.generation", description="The job's generation.")
+        self._persisted = meter.create_counter(
+            "elastic.snapshot.persisted", description="Snapshots for the persistent tier by outcome."
+        )
         self._recovery: Span | None = None
         self._phase: tuple[str, float, Span] | None = None
         self._cause = "none"
@@ -41,6 +52,9 @@ class RecoveryTracer:
             self._recovery.set_attribute("elastic.generation", record.generation)
         elif isinstance(record, PhaseEntered):
             self._enter(record)
+        elif isinstance(record, SnapshotPersisted | PersistFailed):
+            is_there = isinstance(record, SnapshotPersisted)
+            self._persisted.add(1, {"outcome": "written" if is_there else "failed"})
         elif isinstance(record, StepCommitted) and record.step > self._newest_step:
             self._newest_step = record.step  # each slice tells of each step; it counts once
             self._steps.add(1, {"kind": "committed"})
