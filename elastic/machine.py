@@ -133,6 +133,8 @@ TABLE: dict[Phase, dict[type[Event], Reaction]] = {
         LeftWorld: advance,
         Finished: advance,
         DigestDone: advance,
+        SharePersisted: advance,
+        Persisted: advance,
     },
     Phase.SUSPECT: _ALWAYS,
     Phase.FENCING: _ALWAYS | {Fenced: advance},

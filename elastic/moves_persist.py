@@ -85,6 +85,7 @@ def refuse(turn: Turn, step: int, why: str) -> None:
 
 def write_failure(turn: Turn, step: int, slice_index: int | None, reason: str) -> None:
     """Add to the history that a snapshot is not in the persistent tier."""
+    turn.change(persist_failed_step=max(turn.state.persist_failed_step, step))
     turn.write(
         PersistFailed(
             unix_s=turn.now.unix_s,

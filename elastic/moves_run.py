@@ -149,10 +149,12 @@ def advance_suspect(turn: Turn) -> None:
 
 
 def finish(turn: Turn) -> None:
-    """All loops have ended: have the final state's digest computed, then complete."""
+    """All loops have ended: have the final state's digest computed and the state persisted, then complete."""
     state = turn.state
+    assert state.finished_step is not None
     if state.digesting:
-        if state.final_digest is not None or turn.is_late():
+        is_done = state.final_digest is not None and state.is_persist_settled(state.finished_step)
+        if is_done or turn.is_late():
             complete(turn)
         return
     held = {host_of(index): state.member(index).snapshots for index in state.world}
@@ -160,5 +162,7 @@ def finish(turn: Turn) -> None:
     if choice is None or choice.step != state.finished_step:
         complete(turn)
         return
-    turn.change(digesting=True, deadline_s=turn.now.mono_s + state.config.timing.digest_s)
+    timing = state.config.timing
+    bound_s = timing.persist_s if state.config.persists else timing.digest_s
+    turn.change(digesting=True, deadline_s=turn.now.mono_s + bound_s)
     digest(turn, choice, "final")

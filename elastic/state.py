@@ -36,6 +36,8 @@ class Timing:
     digest_s: float = 30.0
     finish_s: float = 60.0
     """How long the others may go on once a slice's loop has ended."""
+    persist_s: float = 600.0
+    """How long the end of a run waits for its last snapshot to get into the persistent tier."""
 
     def __post_init__(self) -> None:
         if not self.unwind_s < self.suspect_s <= self.start_s:
@@ -61,6 +63,8 @@ class Config:
     """Steps to commit after a loss before the lost slice is started again; None: never."""
     rehearsals: int = 1
     """How many smaller worlds run one step before the start, to put their programs into the compile cache."""
+    persists: bool = False
+    """Whether snapshots go to a persistent tier; the one of the last step does, before the job ends."""
     max_starts: int = 8
     """How often a slice's worker is started without a new step before the slice is left out."""
     timing: Timing = field(default_factory=Timing)
@@ -165,6 +169,8 @@ class JobState:
     persisting: Persisting | None = None
     persisted: tuple[SnapshotSummary, ...] = ()
     """The snapshots in the persistent tier (without holdings); what earlier runs left has generation 0."""
+    persist_failed_step: int = -1
+    """The newest step that did not get into the persistent tier."""
     memory_given_up: bool = False
     """Whether hosts that are away, and may hold the state in memory, are not waited for any more."""
     last_cause: str = ""
@@ -194,6 +200,11 @@ class JobState:
     def held(self) -> dict[HostId, tuple[SnapshotSummary, ...]]:
         """The snapshots in the memory of every host at hand, with or without a worker."""
         return {host_of(m.slice_index): m.snapshots for m in self.members if m.attached}
+
+    def is_persist_settled(self, step: int) -> bool:
+        """Whether the snapshot of `step` is in the persistent tier, or will not get there."""
+        is_there = any(snapshot.step == step for snapshot in self.persisted)
+        return not self.config.persists or is_there or self.persist_failed_step >= step
 
     def all_finished(self) -> bool:
         """Whether every training loop of the world has come to its end."""

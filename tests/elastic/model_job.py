@@ -48,6 +48,7 @@ TIMING = Timing(
     gather_s=1.0,
     lease_s=4.0,
     digest_s=2.0,
+    persist_s=4.0,
 )
 TICK_S = 0.1
 UNIX_S = 1_000_000.0
@@ -69,6 +70,7 @@ class Job:
         **config: Any,
     ) -> None:
         config.setdefault("rehearsals", 0)
+        config.setdefault("persists", persist_every is not None)
         self.config = Config(num_slices=num_slices, **{"timing": TIMING, **config})
         self.random = random.Random(seed)
         self.num_steps = num_steps

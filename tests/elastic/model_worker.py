@@ -194,8 +194,8 @@ class Worker:
             self.job.check_captured(snapshot)
             assert self.spec is not None
             self.say(Committed(slice_index=self.index, generation=snapshot.generation, step=number))
-            every = self.job.persist_every
-            if every and (number + 1) % every == 0 and self.host.agent is not None:
+            every, is_last = self.job.persist_every, number + 1 == self.job.num_steps
+            if every and ((number + 1) % every == 0 or is_last) and self.host.agent is not None:
                 self.host.agent.write_share(snapshot)
             self._next_step()
 

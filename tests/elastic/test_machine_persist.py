@@ -13,9 +13,9 @@ EARLIER = tuple((number, 7) for number in range(6))
 
 
 def test_due_snapshots_get_into_the_persistent_tier_once_all_shares_are_written() -> None:
-    job = Job(3, num_steps=12, persist_every=4).run()
+    job = Job(3, num_steps=14, persist_every=4).run()
     job.assert_completed()
-    assert [record.step for record in job.records(SnapshotPersisted)] == [3, 7]  # 11: the job ended before
+    assert [record.step for record in job.records(SnapshotPersisted)] == [3, 7, 11, 13]  # 13: the last
     assert job.records(PersistFailed) == []
 
 
@@ -54,6 +54,7 @@ def test_full_disk_is_said_once_a_snapshot_and_training_goes_on() -> None:
     assert [(failure.step, failure.reason) for failure in failures] == [
         (3, "the disk is full"),
         (7, "the disk is full"),
+        (11, "the disk is full"),
     ]
     assert job.records(SnapshotPersisted) == []
 
