@@ -90,6 +90,26 @@ def job_options(function: F) -> F:
             help="Where snapshots live (a tmpfs).",
         ),
         click.option(
+            "--persist-dir",
+            type=click.Path(path_type=Path, file_okay=False),
+            default=None,
+            help="Also write snapshots here, as Orbax checkpoints; a run goes on from the newest one there.",
+        ),
+        click.option(
+            "--persist-every",
+            type=click.IntRange(min=1),
+            default=100,
+            show_default=True,
+            help="Write a snapshot to --persist-dir every so many steps (and the last one).",
+        ),
+        click.option(
+            "--persist-keep",
+            type=click.IntRange(min=1),
+            default=3,
+            show_default=True,
+            help="Keep so many of the newest snapshots in --persist-dir.",
+        ),
+        click.option(
             "--fault",
             "faults",
             multiple=True,
@@ -178,10 +198,17 @@ def _run(
     rehearsals: int,
     wait_s: float,
     shm_dir: Path,
+    persist_dir: Path | None,
+    persist_every: int,
+    persist_keep: int,
 ) -> int:
+    from elastic.job import PersistSpec
     from elastic.runs import Wanted, run_job
     from elastic.state import Config, Timing
 
+    persist = None
+    if persist_dir is not None:
+        persist = PersistSpec(directory=persist_dir.absolute(), every_steps=persist_every, keep=persist_keep)
     config = Config(
         num_slices=slices,
         min_slices=min_slices,
@@ -189,6 +216,7 @@ def _run(
         replicas=max(slices, 1) if replicas is None else replicas,
         rejoin_after_steps=rejoin_after_steps,
         rehearsals=rehearsals,
+        persists=persist is not None,
         timing=Timing(wait_s=wait_s),
     )
     return run_job(
@@ -201,6 +229,7 @@ def _run(
             target_steps=target_steps,
             faults=faults,
             shm_root=shm_dir,
+            persist=persist,
         )
     )
 

@@ -31,6 +31,27 @@ ENV_LEASH_FD = "ELASTIC_LEASH_FD"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PersistSpec:
+    """The persistent tier of a job: the first captured step of each `every_steps` and the last one of the run
+    are written below `directory`, and the newest `keep` are kept.
+    """
+
+    directory: Path
+    every_steps: int = 100
+    keep: int = 3
+
+    def __post_init__(self) -> None:
+        if self.every_steps < 1 or self.keep < 1:
+            raise UsageError(
+                f"persisting every {self.every_steps} steps and keeping {self.keep}: both must be at least 1"
+            )
+
+    def is_due(self, step: int, previous_step: int) -> bool:
+        """Whether the captured `step` is the first of its period; `previous_step` was captured before it."""
+        return (step + 1) // self.every_steps > (previous_step + 1) // self.every_steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """What a job is: its processes read it at their start, nothing changes it afterwards."""
 
@@ -50,6 +71,7 @@ class JobSpec:
     shm_root: Path = Path("/dev/shm")
     bind_host: str = "127.0.0.1"
     capture_every: int = 1
+    persist: PersistSpec | None = None
     heartbeat_s: float = 0.25
     agent_dead_s: float = 1.5
     worker_stopped_s: float = 0.3

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from elastic.adapters import find_adapter, find_injector
 from elastic.display import LiveDisplay
-from elastic.job import HISTORY_FILE, JobSpec, hold_directory, new_job_id
+from elastic.job import HISTORY_FILE, JobSpec, PersistSpec, hold_directory, new_job_id
 from elastic.launcher import Launcher, Listener
 from elastic.ports import JobLauncher, OneProcessAdapter
 from elastic.records import RunEnded, read_history
@@ -39,6 +39,7 @@ class Wanted:
     target_steps: int | None
     faults: tuple[str, ...]
     shm_root: Path = Path("/dev/shm")
+    persist: PersistSpec | None = None
 
 
 def run_job(wanted: Wanted) -> int:
@@ -100,6 +101,7 @@ def prepare(wanted: Wanted) -> tuple[JobSpec, Sequence[Any]]:
         seed=wanted.seed,
         target_steps=wanted.target_steps,
         shm_root=wanted.shm_root,
+        persist=wanted.persist,
     )
     environment = adapter.worker_environment(spec)
     fields = {name: getattr(spec, name) for name in spec.__dataclass_fields__}
