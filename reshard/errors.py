@@ -148,6 +148,21 @@ class InsufficientMemoryError(ElasticError):
         )
 
 
+class PersistentTierError(ElasticError):
+    """The persistent tier could not be written or read; snapshots in memory are not touched.
+
+    `reason` is "no-space", "permission", "missing" (no such directory), "stopped" or "io".
+    """
+
+    kind = "persistent-tier"
+    exit_status = 1
+    remedy = "See to that file system; training goes on, and the next snapshot is written anew."
+    reason: str
+
+    def __init__(self, reason: str, message: str, *, remedy: str | None = None) -> None:
+        super().__init__(message, remedy=remedy, reason=reason)
+
+
 def format_box(box: Box) -> str:
     """Write a box as numpy slices, for messages: `[0:128, 64:256]`."""
     return "[" + ", ".join(f"{start}:{stop}" for start, stop in box) + "]"

@@ -35,6 +35,7 @@ from snapshot.job import (
 )
 from snapshot.journal import Journal, JournalReader
 from snapshot.manifest import Manifest, make_static
+from snapshot.pin import PINNED_NAME, pin_snapshot
 from snapshot.reserve import keep_rank, replace_slot, reserve_journal, reserve_slots
 from snapshot.shm import FileLock, check_root
 from snapshot.slot import Bytes, SlotWriter, write_slot
@@ -193,6 +194,17 @@ class Arena:
     def drop_stage(self) -> None:
         """Remove the staged shards, if any."""
         (self.directory / STAGE_NAME).unlink(missing_ok=True)
+
+    def pin(self, step: int, generation: int) -> Path | None:
+        """Copy a snapshot out of its slot into a file that no capture overwrites; None when it is gone.
+
+        One at a time: it replaces what was pinned before. See `snapshot.pin.pin_snapshot` for what it raises.
+        """
+        return pin_snapshot(self._slot_paths(), self.directory / PINNED_NAME, step, generation)
+
+    def unpin(self) -> None:
+        """Remove the pinned snapshot, if any."""
+        (self.directory / PINNED_NAME).unlink(missing_ok=True)
 
     def journal(self) -> Journal:
         """Return the journal for appending (the worker). Raises UsageError before `reserve`."""

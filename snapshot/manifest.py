@@ -151,5 +151,9 @@ def is_on_lineage(manifest: Manifest, restored_steps: Mapping[int, int]) -> bool
     when a later generation was restored from an older step: the job went another way from there, and
     its shards must not be mixed with those of the new way, though the step has the same number.
     """
-    later = [step for generation, step in restored_steps.items() if generation > manifest.generation]
-    return all(manifest.step <= step for step in later)
+    return is_step_on_lineage(manifest.step, manifest.generation, restored_steps)
+
+
+def is_step_on_lineage(step: int, generation: int, restored_steps: Mapping[int, int]) -> bool:
+    """Tell the same of any copy of `step` made in `generation`."""
+    return all(step <= restored for later, restored in restored_steps.items() if later > generation)

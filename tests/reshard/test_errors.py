@@ -21,6 +21,7 @@ def test_error_kinds_are_stable_and_distinct():
         "JobFailedError": ("job-failed", 1),
         "InvariantBrokenError": ("invariant-broken", 3),
         "InsufficientMemoryError": ("insufficient-memory", 2),
+        "PersistentTierError": ("persistent-tier", 1),
     }
 
 

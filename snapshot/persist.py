@@ -1,0 +1,229 @@
+"""The persistent tier: complete snapshots in a directory that plain Orbax reads.
+
+    <root>/<step>/                 a checkpoint, complete from the moment it has its name
+    <root>/.elastic/lock           held by the job that writes here
+    <root>/.elastic/staging/…      being written
+    <root>/.elastic/dead/…         being removed
+
+`lock_root`, `begin`, then each host's share, then `persist_finish.finish` and `prune`.
+Format: docs/persistent-format.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from reshard.errors import CorruptCopyError, ElasticError, UsageError
+from reshard.holdings import Holding
+from reshard.ids import HostId
+from reshard.layout import Layout
+from snapshot.contents import RejectedCopy
+from snapshot.manifest import is_step_on_lineage
+from snapshot.persist_errors import writing
+from snapshot.persist_format import FACTS_NAME, ITEM_NAME, PersistFacts, decode_facts
+from snapshot.shm import FileLock
+
+_OWN_NAME = ".elastic"
+_LOCK_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Persisted:
+    """A complete snapshot in the persistent tier."""
+
+    path: Path
+    facts: PersistFacts
+
+    @property
+    def step(self) -> int:
+        """The step after which the state was captured."""
+        return self.facts.step
+
+    @property
+    def generation(self) -> int:
+        """The generation that captured it."""
+        return self.facts.generation
+
+    @property
+    def position(self) -> int:
+        """The place in the sample stream after that step."""
+        return self.facts.position
+
+    @property
+    def layout(self) -> Layout:
+        """The layout it was captured in."""
+        return self.facts.layout
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Sorts snapshots from old to new."""
+        return self.generation, self.step
+
+    def holdings(self, host: HostId) -> tuple[Holding, ...]:
+        """Return what `host` can read here, for a plan: every box of the layout, unverified."""
+        return tuple(
+            Holding(host=host, step=self.step, path=array.path, box=box, checksum=0, tier="persistent")
+            for array in self.layout.arrays
+            for box in sorted(set(self.layout.boxes(array)))
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RootContents:
+    """The complete snapshots below a root, the newest first, and what only looks like one."""
+
+    persisted: tuple[Persisted, ...]
+    rejected: tuple[RejectedCopy, ...]
+
+
+def lock_root(root: Path, job_id: str) -> FileLock:
+    """Make `root` (its parent must exist) and lock it for writing; release it at the end of the job.
+
+    Raises UsageError when another job writes there, PersistentTierError when the directory cannot be used.
+    """
+    with writing(root):
+        for path in (root, root / _OWN_NAME):
+            path.mkdir(exist_ok=True)
+        lock = FileLock.acquire(root / _OWN_NAME / "lock", shared=False, timeout_s=_LOCK_TIMEOUT_S)
+        owner = root / _OWN_NAME / "owner"
+        if lock is None:
+            other = owner.read_text() if owner.exists() else "another job"
+            raise UsageError(
+                f"{other} writes its snapshots to {root}", remedy="Give each job a directory of its own."
+            )
+        owner.write_text(f"job {job_id}")
+        return lock
+
+
+def begin(root: Path, step: int, generation: int) -> Path:
+    """Make the staging directory of a snapshot and return it; one that a retry left is used again.
+
+    Those of other snapshots are of dead attempts, and removed. For the holder of the root's lock.
+    Raises PersistentTierError.
+    """
+    staging = root / _OWN_NAME / "staging" / f"{step}-g{generation}"
+    with writing(root):
+        (staging / ITEM_NAME).mkdir(parents=True, exist_ok=True)
+        for other in staging.parent.iterdir():
+            if other != staging:
+                _remove(root, other)
+        for dead in _dead(root).iterdir():
+            shutil.rmtree(dead, ignore_errors=True)
+    return staging
+
+
+def abort(root: Path, staging: Path) -> None:
+    """Remove a staging directory of a snapshot that will not be finished. Raises PersistentTierError."""
+    with writing(root), contextlib.suppress(FileNotFoundError):
+        _remove(root, staging)
+
+
+def read_persisted(path: Path) -> Persisted:
+    """Return the snapshot in the directory `path`, by what its facts say; its arrays are not read.
+
+    Raises CorruptCopyError, saying why, when it is not one.
+    """
+    try:
+        facts = decode_facts((path / ITEM_NAME / FACTS_NAME).read_bytes())
+    except FileNotFoundError as error:
+        raise CorruptCopyError(f"{path} was not written by this project: no {FACTS_NAME}") from error
+    except OSError as error:
+        raise CorruptCopyError(f"{path}: {error}") from error
+    if path.name != str(facts.step):
+        raise CorruptCopyError(f"{path} holds the snapshot of step {facts.step}")
+    return Persisted(path=path, facts=facts)
+
+
+def read_root(root: Path) -> RootContents:
+    """Return the complete snapshots below `root`, the newest first; a root that is not there has none."""
+    persisted: list[Persisted] = []
+    rejected: list[RejectedCopy] = []
+    for path in _step_directories(root):
+        try:
+            persisted.append(read_persisted(path))
+        except ElasticError as error:
+            rejected.append(RejectedCopy(name=path.name, reason=error.message))
+    persisted.sort(key=lambda found: found.order, reverse=True)
+    return RootContents(persisted=tuple(persisted), rejected=tuple(rejected))
+
+
+def list_persisted(root: Path) -> tuple[Persisted, ...]:
+    """Return the complete snapshots below `root`, the newest first."""
+    return read_root(root).persisted
+
+
+def prune(root: Path, keep: int, restored_steps: Mapping[int, int] | None = None) -> tuple[Persisted, ...]:
+    """Remove all but the newest `keep` snapshots, and those the job has left; return what was removed.
+
+    `restored_steps` maps each generation to the step it was restored from, as for `manifest.is_on_lineage`.
+    What others wrote stays. Raises UsageError for `keep` below 1, PersistentTierError.
+    """
+    if keep < 1:
+        raise UsageError(f"cannot keep {keep} snapshots: at least 1")
+    found = list_persisted(root)
+    on_lineage = [one for one in found if is_step_on_lineage(one.step, one.generation, restored_steps or {})]
+    kept = {one.path for one in on_lineage[:keep]}
+    removed = tuple(one for one in found if one.path not in kept)
+    with writing(root):
+        for one in removed:
+            _remove(root, one.path)
+    return removed
+
+
+def publish(root: Path, staging: Path, step: int, restored_steps: Mapping[int, int]) -> Persisted:
+    """Give a whole staging directory its name; when the step has a snapshot already, see `persist_finish`."""
+    final = root / str(step)
+    if final.exists():
+        try:
+            old = read_persisted(final)
+        except CorruptCopyError as error:
+            if not (final / ITEM_NAME / FACTS_NAME).exists():
+                raise UsageError(
+                    f"{final} exists and is not ours", remedy="Use another directory for this job."
+                ) from error
+            old = None
+        new = decode_facts((staging / ITEM_NAME / FACTS_NAME).read_bytes())
+        if old is not None and (
+            old.generation >= new.generation or is_step_on_lineage(step, old.generation, restored_steps)
+        ):
+            _remove(root, staging)
+            return old
+        _remove(root, final)
+    os.rename(staging, final)
+    sync_directory(root)
+    return read_persisted(final)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _step_directories(root: Path) -> list[Path]:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return [path for path in root.iterdir() if path.name.isascii() and path.name.isdecimal()]
+    return []
+
+
+def _remove(root: Path, path: Path) -> None:
+    """Take the name away first, at once; a reader then sees all of it or nothing."""
+    dead = _dead(root) / f"{path.name}-{uuid.uuid4().hex}"
+    os.rename(path, dead)
+    sync_directory(path.parent)
+    shutil.rmtree(dead, ignore_errors=True)
+
+
+def _dead(root: Path) -> Path:
+    path = root / _OWN_NAME / "dead"
+    path.mkdir(parents=True, exist_ok=True)
+    return path
