@@ -14,11 +14,9 @@ import queue
 import signal
 import sys
 import time
-from concurrent import futures
 from pathlib import Path
 from typing import Any
 
-import grpc
 import msgspec
 
 from elastic.agent_stream import CoordinatorStream, StreamLost
@@ -105,12 +103,11 @@ class Agent:
         self._fence_pending = False
         self._ending: str = ""
         self._failure_told = False
-        self._server = grpc.server(futures.ThreadPoolExecutor(4))
-        DataPlaneServer(self._arena, token, lambda: self.generation).add_to(self._server)
-        port = self._server.add_insecure_port(f"{spec.bind_host}:0")
+        self._server = DataPlaneServer(
+            self._arena, token, lambda: self.generation, bind_host=spec.bind_host, tls=spec.tls
+        )
         self._server.start()
-        self._data_address = f"{spec.bind_host}:{port}"
-        self._tasks = ArenaTasks(self._arena, slice_index, token)
+        self._tasks = ArenaTasks(self._arena, slice_index, token, tls=spec.tls)
         self._socket = WorkerSocket(spec.socket_path(slice_index), self._inbox.put)
         self._stream = CoordinatorStream(spec, token, slice_index, self._inbox.put)
         self._over = False
@@ -168,7 +165,7 @@ class Agent:
                 worker=self._worker_state,
                 worker_pid=self._worker.pid if self._worker else 0,
                 generation=self.generation,
-                data_address=self._data_address,
+                data_address=self._server.address,
             ),
         )
         for event in self._said.values():
@@ -190,7 +187,7 @@ class Agent:
             self._worker.kill()
             self._worker.wait_exit(2.0)
         self._socket.close()
-        self._server.stop(grace=0)
+        self._server.close()
         (self._arena.directory / PID_FILE).unlink(missing_ok=True)
         self._arena.unlink()
         self._stream.close()

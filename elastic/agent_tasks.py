@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -22,7 +20,8 @@ from reshard.holdings import Holding
 from reshard.ids import HostId
 from reshard.plan import Plan
 from snapshot.arena import Arena
-from snapshot.dataplane import fetch
+from snapshot.checksum import checksum
+from snapshot.dataplane import TlsFiles, Wanted, fetch
 from snapshot.digest import state_digest
 from snapshot.journal import JournalReader, JournalRecord
 from snapshot.manifest import Manifest
@@ -32,6 +31,8 @@ FETCH_DEADLINE_S = 60.0
 
 Want = tuple[str, Box]
 """A piece of an array: its path, and its box within one stored shard."""
+Pieces = dict[Want, tuple[HostId, ...]]
+"""Pieces and the hosts that have each, the one to prefer first."""
 Fetch = Callable[[Stage | ComputeDigest, HostId, Sequence[Want]], list[Bytes]]
 """Reads pieces of the commanded snapshot, verified and in this order, out of another host's memory.
 
@@ -55,11 +56,19 @@ class ArenaTasks:
     """
 
     def __init__(
-        self, arena: Arena, slice_index: int, token: str = "", *, fetch: Fetch | None = None
+        self,
+        arena: Arena,
+        slice_index: int,
+        token: str = "",
+        *,
+        fetch: Fetch | None = None,
+        tls: TlsFiles | None = None,
     ) -> None:
         self._arena = arena
         self._slice = slice_index
-        self._fetch = partial(_fetch_from_agent, token) if fetch is None else fetch
+        self._fetch = fetch
+        self._token = token
+        self._tls = tls
         self._journal: JournalReader | None = None
         self._staged_bytes = 0
 
@@ -156,15 +165,17 @@ class ArenaTasks:
         if not command.transfers:
             self._arena.drop_stage()
             return
-        pieces = self._read_pieces(command)
-        self._arena.write_stage(
-            command.layout,
-            [(path, box, data) for (path, box), data in pieces.items()],
-            step=command.step,
-            generation=command.generation,
-            position=command.position,
-        )
-        self._staged_bytes = sum(len(data) for data in pieces.values())
+        pieces = _wanted_pieces(command)
+        with self._arena.stage_writer(command.layout, list(pieces)) as stage:
+            checksums = self._fill(command, pieces, stage.shard_views)
+            staged_bytes = sum(view.nbytes for view in stage.shard_views)
+            stage.commit(
+                step=command.step,
+                generation=command.generation,
+                position=command.position,
+                checksums=checksums,
+            )
+        self._staged_bytes = staged_bytes
 
     def compute_digest(self, command: ComputeDigest, send: Callable[[Any], None]) -> None:
         """Put the whole state together from this arena and its peers and hash it; tells DigestDone."""
@@ -185,7 +196,12 @@ class ArenaTasks:
         )
 
     def _digest(self, command: ComputeDigest) -> str:
-        pieces = self._read_pieces(command)
+        wanted = _wanted_pieces(command)
+        pieces = {
+            (transfer.path, transfer.piece): np.empty(transfer.nbytes, np.uint8)
+            for transfer in command.transfers
+        }
+        self._fill(command, wanted, [memoryview(cast("bytearray", pieces[want])) for want in wanted])
         plan = Plan.of(command.step, command.transfers, bytes_lower_bound=0)
         buffers = execute_plan(
             plan,
@@ -199,19 +215,71 @@ class ArenaTasks:
             for (path, _), buffer in buffers.items()
         )
 
-    def _read_pieces(self, command: Stage | ComputeDigest) -> dict[Want, Bytes]:
-        """All that the command's transfers name, from this arena and its peers, one look at each."""
-        wants: dict[HostId, list[Want]] = defaultdict(list)
-        for transfer in command.transfers:
-            wants[transfer.source].append((transfer.path, transfer.piece))
-        pieces: dict[Want, Bytes] = {}
-        for source, wanted in sorted(wants.items()):
-            if source == host_of(self._slice):
-                found = read_pieces(self._arena, command, wanted)
-            else:
-                found = self._fetch(command, source, wanted)
-            pieces.update(zip(wanted, found, strict=True))
-        return pieces
+    def _fill(
+        self, command: Stage | ComputeDigest, pieces: Pieces, views: Sequence[memoryview]
+    ) -> tuple[int, ...]:
+        """Fill `views` with the pieces, from this arena and its peers; return their checksums."""
+        into = dict(zip(pieces, views, strict=True))
+        checksums: dict[Want, int] = {}
+        local = [want for want, sources in pieces.items() if sources[0] == host_of(self._slice)]
+        for want, data in zip(local, read_pieces(self._arena, command, local), strict=True):
+            into[want][:] = data.data
+            checksums[want] = checksum(data)
+        remote = {want: sources for want, sources in pieces.items() if want not in checksums}
+        if self._fetch is None:
+            checksums.update(self._fetch_from_agents(command, remote, into))
+            return tuple(checksums[want] for want in pieces)
+        for source in sorted({sources[0] for sources in remote.values()}):
+            wanted = [want for want, sources in remote.items() if sources[0] == source]
+            for want, data in zip(wanted, self._fetch(command, source, wanted), strict=True):
+                into[want][:] = data.data
+                checksums[want] = checksum(data)
+        return tuple(checksums[want] for want in pieces)
+
+    def _fetch_from_agents(
+        self, command: Stage | ComputeDigest, pieces: Pieces, into: dict[Want, memoryview]
+    ) -> dict[Want, int]:
+        wanted = [
+            Wanted(
+                path=path,
+                box=box,
+                sources=_addresses(command, (path, box), sources),
+                into=into[path, box],
+            )
+            for (path, box), sources in pieces.items()
+        ]
+        fetched = fetch(
+            wanted,
+            token=self._token,
+            generation=command.generation,
+            step=command.step,
+            of_generation=command.of_generation,
+            deadline_s=FETCH_DEADLINE_S,
+            tls=self._tls,
+        )
+        return dict(zip(pieces, fetched.checksums, strict=True))
+
+
+def _wanted_pieces(command: Stage | ComputeDigest) -> Pieces:
+    """The pieces that the command's transfers name, each once, with who has it, the planned source first."""
+    pieces: dict[Want, tuple[HostId, ...]] = {}
+    alternates = command.alternates if isinstance(command, Stage) else ()
+    for index, transfer in enumerate(command.transfers):
+        others = alternates[index] if index < len(alternates) else ()
+        sources = (transfer.source, *map(host_of, others))
+        pieces.setdefault((transfer.path, transfer.piece), tuple(dict.fromkeys(sources)))
+    return pieces
+
+
+def _addresses(command: Stage | ComputeDigest, want: Want, sources: Sequence[HostId]) -> tuple[str, ...]:
+    """Where the sources serve; raises MissingShardError when all their agents went away while it was
+    planned.
+    """
+    found = [command.addresses.get(source.slice_index) for source in sources]
+    present = tuple(address for address in found if address)
+    if not present:
+        raise MissingShardError(*want, command.step, lost=sources)
+    return present
 
 
 def read_pieces(arena: Arena, command: Stage | ComputeDigest, wants: Sequence[Want]) -> list[Bytes]:
@@ -221,24 +289,6 @@ def read_pieces(arena: Arena, command: Stage | ComputeDigest, wants: Sequence[Wa
         return [_as_bytes(source.read_piece(path, box)) for path, box in wants]
     finally:
         source.close()
-
-
-def _fetch_from_agent(
-    token: str, command: Stage | ComputeDigest, source: HostId, wants: Sequence[Want]
-) -> list[Bytes]:
-    address = command.addresses.get(source.slice_index)
-    if address is None:  # its agent went away while the plan was made
-        raise MissingShardError(*wants[0], command.step, lost=(source,))
-    fetched = fetch(
-        address,
-        token,
-        generation=command.generation,
-        step=command.step,
-        wants=wants,
-        deadline_s=FETCH_DEADLINE_S,
-        of_generation=command.of_generation,
-    )
-    return [shard.data for shard in fetched]
 
 
 def _as_bytes(elements: np.ndarray[Any, np.dtype[Any]]) -> Bytes:

@@ -12,11 +12,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from elastic.events import SnapshotSummary
+from reshard.boxes import Box
 from reshard.coverage import uncovered_at
 from reshard.holdings import Holding
 from reshard.ids import HostId
 from reshard.layout import ArrayLayout, Layout, MeshLayout
-from reshard.plan import Plan
+from reshard.plan import Plan, Transfer
 from reshard.planner import make_plan
 
 WHOLE_AXIS = "whole"
@@ -114,3 +115,29 @@ def plan_whole(layout: Layout, holdings: Iterable[Holding], step: int, host: Hos
     )
     target = Layout(mesh=mesh, arrays=arrays, elastic_axis=None)
     return target, make_plan(target, holdings, step=step)
+
+
+def other_holders(
+    transfers: Iterable[Transfer], holdings: Iterable[Holding], *, most: int = 2
+) -> tuple[tuple[int, ...], ...]:
+    """For each transfer, at most `most` other slices that hold the same shard: where to turn if its source
+    fails.
+
+    Neither source nor target of the transfer. They are not the same ones for each source, to spread the load.
+    """
+    holders: dict[tuple[str, Box], set[int]] = defaultdict(set)
+    wanted = tuple(transfers)
+    shards = {(transfer.path, transfer.source_box) for transfer in wanted}
+    for holding in holdings:
+        if (holding.path, holding.box) in shards:
+            holders[holding.path, holding.box].add(holding.host.slice_index)
+    return tuple(
+        _next_after(transfer, holders[transfer.path, transfer.source_box], most) for transfer in wanted
+    )
+
+
+def _next_after(transfer: Transfer, holders: set[int], most: int) -> tuple[int, ...]:
+    source = transfer.source.slice_index
+    others = sorted(holders - {source, transfer.target.slice_index})
+    later = [index for index in others if index > source]
+    return tuple((later + [index for index in others if index < source])[:most])

@@ -339,6 +339,7 @@ class Stage:
     """Fetch these pieces of the snapshot at `step` from peers, verified, into this host's memory.
 
     `of_generation` is the generation that captured it: a peer may hold another state under the same step.
+    `alternates[i]` are other slices that hold the shard of `transfers[i]`, if any do.
     The coordinator's shell fills in `addresses`: where each slice's agent serves its shards.
     """
 
@@ -347,6 +348,7 @@ class Stage:
     step: int
     layout: Layout
     transfers: tuple[Transfer, ...]
+    alternates: tuple[tuple[int, ...], ...] = ()
     of_generation: int = 0
     position: int = 0
     addresses: dict[int, str] = field(default_factory=dict)

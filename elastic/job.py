@@ -17,6 +17,7 @@ import msgspec
 from elastic.events import host_of
 from elastic.state import Config
 from reshard.errors import UsageError
+from snapshot.dataplane_auth import TlsFiles
 from snapshot.job import job_directory
 
 JOB_FILE = "job.json"
@@ -70,6 +71,8 @@ class JobSpec:
     target_steps: int | None = None
     shm_root: Path = Path("/dev/shm")
     bind_host: str = "127.0.0.1"
+    tls: TlsFiles | None = None
+    """Certificates for the data plane between agents, at the same paths on every host; None: no TLS."""
     capture_every: int = 1
     persist: PersistSpec | None = None
     heartbeat_s: float = 0.25

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from elastic.choose import Choice, choose_persisted, choose_restore, plan_restore, plan_whole
+from elastic.choose import (
+    Choice,
+    choose_persisted,
+    choose_restore,
+    other_holders,
+    plan_restore,
+    plan_whole,
+)
 from elastic.events import ComputeDigest, Phase, Stage, StartService, WorkerState, host_of
 from elastic.moves_end import describe_state_left, fail
 from elastic.moves_persist import stage_persisted
@@ -190,6 +197,7 @@ def _stage(turn: Turn, choice: Choice, plan: Plan) -> None:
                 position=choice.position,
                 layout=choice.layout,
                 transfers=remote,
+                alternates=other_holders(remote, choice.holdings),
             )
         )
     digest(turn, choice, "captured")

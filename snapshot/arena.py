@@ -41,6 +41,7 @@ from snapshot.shm import FileLock, check_root
 from snapshot.slot import Bytes, SlotWriter, write_slot
 from snapshot.slot_reader import SlotReader
 from snapshot.source import ShardSource
+from snapshot.stage import StageWriter
 
 STAGE_NAME = "stage"
 JOURNAL_NAME = "journal"
@@ -190,6 +191,14 @@ class Arena:
         data = [payload for _, _, payload in shards]
         path = self.directory / STAGE_NAME
         return write_slot(path, static, data, step=step, generation=generation, position=position)
+
+    def stage_writer(self, layout: Layout, shards: Sequence[tuple[str, Box]]) -> StageWriter:
+        """Return a new stage to be filled in place and committed; what is staged now stays until then.
+
+        `layout` and boxes are as for `write_stage`. Raises InsufficientMemoryError. For use by several
+        threads.
+        """
+        return StageWriter(self.directory / STAGE_NAME, self.host, layout, shards)
 
     def drop_stage(self) -> None:
         """Remove the staged shards, if any."""

@@ -91,6 +91,26 @@ class SlotReader:
             )
         return data
 
+    def shard_location(self, index: int) -> tuple[int, int, int]:
+        """Return the descriptor, and offset and bytes in the file, of shard `index` of the manifest last
+        read.
+
+        For sending without a copy. What is there counts only while `is_unchanged`, and if it matches the
+        manifest's checksum.
+        """
+        if self._manifest is None or self._header is None:
+            raise UsageError(f"{self.path}: shard_location without a manifest; call read_manifest first")
+        entry = self._manifest.static.shards[index]
+        return self._descriptor(), self._header.data_offset + entry.offset, entry.nbytes
+
+    def fileno(self) -> int:
+        """Return the descriptor, which `close` closes."""
+        return self._descriptor()
+
+    def is_unchanged(self) -> bool:
+        """Tell whether the slot still holds the snapshot whose manifest was last read."""
+        return self._header is not None and self._commit_word() == self._header.sequence
+
     def close(self) -> None:
         """Close the file; harmless when already closed."""
         if self._fd is not None:

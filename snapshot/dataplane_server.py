@@ -1,0 +1,277 @@
+"""The serving side of the data plane: one agent's snapshots, straight from the slot files.
+
+A thread for each connection, and bounds for all that a stranger or a slow peer could use up: callers that
+have not proved themselves yet, callers, the time of a handshake, the size of a request, and how long bytes
+may wait for a reader. What is sent is held by the kernel (`sendfile`) or in one block, whatever the size of a
+shard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from typing import cast
+
+import xxhash
+
+from reshard.errors import UsageError
+from snapshot.arena import Arena
+from snapshot.dataplane_auth import HANDSHAKE_S, TlsFiles, admit, challenge, turn_away
+from snapshot.dataplane_slots import BLOCK_BYTES, Finder, Found, Refusal, SlotCache, hash_range, read_range
+from snapshot.dataplane_wire import (
+    HEAD,
+    TRAILER,
+    Covers,
+    ReadRequest,
+    Status,
+    error_head,
+    is_loopback,
+    receive_request,
+    send,
+    set_timeout,
+    tune,
+)
+
+MAX_CALLERS = 64
+MAX_STRANGERS = 32
+"""Callers that have not proved themselves yet; one more, and the oldest of them is dropped."""
+IDLE_S = 60.0
+"""How long a caller may ask for nothing, or take nothing of what it asked for."""
+
+_SENDFILE_BYTES = 16 << 20
+_GATHER_BYTES = 64 << 10
+
+
+class DataPlaneServer:
+    """Serves one arena's shards to the agents of the job, from `start` to `close`.
+
+    `current_generation` is asked at each request. A caller with an older one is refused; a newer one is
+    served, as it may know of the change before this agent does. `refused` counts wrong tokens and stale
+    generations. Raises UsageError for an empty token or TLS files that cannot be used, OSError when it cannot
+    listen.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        token: str,
+        current_generation: Callable[[], int],
+        *,
+        bind_host: str = "127.0.0.1",
+        port: int = 0,
+        tls: TlsFiles | None = None,
+    ) -> None:
+        if not token:
+            raise UsageError("the data plane needs the job's token, and it must not be empty")
+        self._token = token.encode()
+        self._current_generation = current_generation
+        self._tls = None if tls is None else tls.server_context()
+        self._slots = SlotCache(arena)
+        self._loopback = is_loopback(bind_host)
+        family = socket.AF_INET6 if ":" in bind_host else socket.AF_INET
+        self._listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tune(self._listener, loopback=self._loopback)
+            self._listener.bind((bind_host, port))
+            self._listener.listen(MAX_CALLERS)
+        except OSError:
+            self._listener.close()
+            raise
+        host = f"[{bind_host}]" if ":" in bind_host else bind_host
+        self.address = f"{host}:{self._listener.getsockname()[1]}"
+        self.refused = 0
+        self._lock = threading.Lock()
+        self._strangers: dict[_Caller, None] = {}
+        self._callers: dict[_Caller, None] = {}
+        self._acceptor = threading.Thread(target=self._accept, name="data-plane", daemon=True)
+        self._closing = False
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self._acceptor.start()
+
+    def close(self) -> None:
+        """Stop serving: open transfers break off. Harmless when already closed."""
+        self._closing = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        if self._acceptor.is_alive():
+            self._acceptor.join()
+        self._listener.close()
+        with self._lock:
+            open_now = {**self._strangers, **self._callers}
+            for caller in open_now:
+                caller.break_off()
+        for caller in open_now:
+            caller.thread.join()
+        self._slots.close()
+
+    # ---- callers ----
+
+    def _accept(self) -> None:
+        while not self._closing:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                if not self._closing:  # out of descriptors, or the caller has gone again
+                    time.sleep(0.01)
+                continue
+            caller = _Caller(connection, self._serve)
+            with self._lock:
+                if len(self._strangers) >= MAX_STRANGERS:
+                    next(iter(self._strangers)).break_off()
+                self._strangers[caller] = None
+            caller.thread.start()
+
+    def _serve(self, caller: _Caller) -> None:
+        try:
+            until_s = time.monotonic() + HANDSHAKE_S
+            caller.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._tls is not None:
+                caller.wrap(self._tls)
+            set_timeout(caller.connection, HANDSHAKE_S)
+            if self._admit(caller, until_s):
+                set_timeout(caller.connection, IDLE_S)
+                while True:
+                    self._answer(caller.connection, receive_request(caller.connection))
+        except OSError:
+            pass  # it went away, says nothing, or what we do not understand
+        finally:
+            with self._lock:
+                self._strangers.pop(caller, None)
+                self._callers.pop(caller, None)
+            caller.connection.close()
+
+    def _admit(self, caller: _Caller, until_s: float) -> bool:
+        proof = challenge(caller.connection, self._token, until_s)
+        with self._lock:
+            if proof is None:
+                self.refused += 1
+                return False
+            self._strangers.pop(caller, None)
+            is_full = len(self._callers) >= MAX_CALLERS
+            if not is_full:
+                self._callers[caller] = None
+        if is_full:
+            turn_away(caller.connection)
+        else:
+            admit(caller.connection, proof)
+        return not is_full
+
+    # ---- requests ----
+
+    def _answer(self, connection: socket.socket, request: ReadRequest) -> None:
+        finder = Finder(request, *self._slots.slots())
+        outlet = _Outlet(connection)
+        for want in request.wants:
+            current = self._current_generation()
+            if request.generation < current:
+                with self._lock:
+                    self.refused += 1
+                text = f"stale generation {request.generation}, the job is at {current}"
+                outlet.put(error_head(Status.STALE, text))
+                break
+            try:
+                found = finder.find(want)
+            except Refusal as refusal:
+                outlet.put(error_head(refusal.status, refusal.text))
+                continue
+            outlet.put(HEAD.pack(Status.OK, found.covers, 0, 0, found.box_bytes))
+            digest = _send_range(outlet, found)
+            status = Status.OK if found.slot.reader.is_unchanged() else Status.OVERWRITTEN
+            outlet.put(TRAILER.pack(status, digest))
+        outlet.flush()
+
+
+def _send_range(outlet: _Outlet, found: Found) -> int:
+    """Send the wanted bytes; return the checksum of what the trailer covers."""
+    want = found.want
+    if not found.is_contiguous:
+        return _send_cut(outlet, found)
+    fd, offset = found.location()
+    digest = found.slot.manifest.checksums[found.index]
+    if found.covers is Covers.RANGE:
+        digest = hash_range(fd, offset + want.start, want.stop - want.start)
+    outlet.put_file(fd, offset + want.start + want.skip, want.stop - want.start - want.skip)
+    return digest
+
+
+def _send_cut(outlet: _Outlet, found: Found) -> int:
+    want = found.want
+    digest = xxhash.xxh3_64()
+    for at, data in found.cut():
+        wanted = memoryview(data)[max(0, want.start - at) : want.stop - at]
+        digest.update(cast("bytes", wanted))
+        missing = want.start + want.skip - max(at, want.start)
+        outlet.put(wanted[max(0, missing) :])
+    return digest.intdigest()
+
+
+class _Outlet:
+    """The sending end of a connection: gathers what is small, so that it goes out in one call."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._gathered = bytearray()
+
+    def put(self, data: bytes | memoryview) -> None:
+        """Send these bytes, at the latest at `flush`."""
+        if len(data) < _GATHER_BYTES:
+            self._gathered += data
+            if len(self._gathered) >= _GATHER_BYTES:
+                self.flush(more=True)
+        else:
+            self.flush(more=True)
+            send(self._connection, data, more=True)
+
+    def put_file(self, fd: int, offset: int, nbytes: int) -> None:
+        """Send bytes of a file; without TLS they are not copied here. Raises OSError when it ends before."""
+        if nbytes < _GATHER_BYTES or isinstance(self._connection, ssl.SSLSocket):
+            while nbytes:
+                data = read_range(fd, offset, min(nbytes, BLOCK_BYTES))
+                if not data:
+                    raise OSError("the slot became shorter while it was sent")
+                self.put(data)
+                offset, nbytes = offset + len(data), nbytes - len(data)
+            return
+        self.flush(more=True)
+        while nbytes:
+            try:
+                sent = os.sendfile(self._connection.fileno(), fd, offset, min(nbytes, _SENDFILE_BYTES))
+            except BlockingIOError:
+                raise TimeoutError("nothing was taken for too long") from None
+            if sent == 0:
+                raise OSError("the slot became shorter while it was sent")
+            offset, nbytes = offset + sent, nbytes - sent
+
+    def flush(self, *, more: bool = False) -> None:
+        """Send what was gathered."""
+        if self._gathered or not more:
+            gathered, self._gathered = self._gathered, bytearray()
+            send(self._connection, gathered, more=more)
+
+
+class _Caller:
+    """A connection and the thread that serves it."""
+
+    def __init__(self, connection: socket.socket, serve: Callable[[_Caller], None]) -> None:
+        self.connection = connection
+        self.thread = threading.Thread(target=serve, args=(self,), name="data-plane-caller", daemon=True)
+
+    def wrap(self, context: ssl.SSLContext) -> None:
+        """Put TLS on the connection."""
+        self.connection.settimeout(HANDSHAKE_S)
+        wrapped = context.wrap_socket(self.connection, server_side=True, do_handshake_on_connect=False)
+        self.connection = wrapped
+        wrapped.do_handshake()
+
+    def break_off(self) -> None:
+        """Wake the thread that waits for a peer; it closes the connection itself."""
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self.connection, socket.SHUT_RDWR)
