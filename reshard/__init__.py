@@ -1,7 +1,8 @@
 """Where the state of a job is and how to move it: the pure bottom layer, numpy only.
 
 Executing a plan (`reshard.execute`), box arithmetic (`reshard.boxes`), the explanations of coverage
-(`reshard.coverage`) and the error classes (`reshard.errors`) are imported by path.
+(`reshard.coverage`), buddies (`reshard.redundancy`) and the error classes (`reshard.errors`) are
+imported by path.
 """
 
 from reshard.batches import sample_ids, split_batch

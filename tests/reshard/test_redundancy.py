@@ -9,7 +9,7 @@ from reshard.errors import UsageError
 from reshard.holdings import captured_holdings
 from reshard.ids import HostId
 from reshard.layout import ArrayLayout, Layout, MeshLayout
-from reshard.redundancy import captures
+from reshard.redundancy import buddies, captures
 
 layouts = layout_pairs().map(lambda pair: pair[0])
 replica_counts = st.integers(1, 4)
@@ -140,3 +140,185 @@ def test_captures_give_every_host_an_entry_even_an_empty_one():
 def test_captures_refuse_less_than_one_replica():
     with pytest.raises(UsageError, match="replicas must be at least 1, got 0"):
         captures(data_parallel(2, 1, [5]), replicas=0)
+
+
+def keepers_of(captured, kept):
+    keepers = takers_of(captured)
+    for host, copies in kept.items():
+        for copy in copies:
+            keepers.setdefault((copy.path, copy.box), []).append(host)
+    return keepers
+
+
+def nbytes_by_host(layout, kept):
+    arrays = {array.path: array for array in layout.arrays}
+    return {host: sum(arrays[c.path].box_nbytes(c.box) for c in copies) for host, copies in kept.items()}
+
+
+@PROPERTY
+@given(layouts, replica_counts)
+def test_buddies_complete_the_copies_of_each_box_on_different_slices(layout, replicas):
+    captured = captures(layout, replicas)
+    keepers = keepers_of(captured, buddies(layout, captured, replicas))
+    num_slices = len({host.slice_index for host in layout.mesh.hosts})
+    assert keepers.keys() == owners_of(layout).keys()
+    for hosts in keepers.values():
+        assert len(hosts) == len({host.slice_index for host in hosts}) == min(replicas, num_slices)
+
+
+@PROPERTY
+@given(layouts, replica_counts)
+def test_buddies_are_on_slices_without_the_box_and_pull_from_all_that_capture_it(layout, replicas):
+    owners, captured = owners_of(layout), captures(layout, replicas)
+    takers = takers_of(captured)
+    kept = buddies(layout, captured, replicas)
+    assert list(kept) == list(captured)
+    for host, copies in kept.items():
+        assert list(copies) == sorted(copies, key=lambda copy: (copy.path, copy.box))
+        for copy in copies:
+            shard = (copy.path, copy.box)
+            assert host.slice_index not in {owner.slice_index for owner in owners[shard]}
+            assert sorted(copy.sources) == sorted(takers[shard])
+
+
+@PROPERTY
+@given(layouts, replica_counts, st.data())
+def test_buddies_keep_every_box_through_the_loss_of_all_but_one_replica(layout, replicas, data):
+    slices = sorted({host.slice_index for host in layout.mesh.hosts})
+    num_lost = min(replicas, len(slices)) - 1
+    lost = set(data.draw(st.permutations(slices))[:num_lost])
+    captured = captures(layout, replicas)
+    for hosts in keepers_of(captured, buddies(layout, captured, replicas)).values():
+        assert any(host.slice_index not in lost for host in hosts)
+
+
+@PROPERTY
+@given(layouts, replica_counts, st.randoms(use_true_random=False))
+def test_buddies_do_not_depend_on_the_order_of_arrays(layout, replicas, rng):
+    arrays = list(layout.arrays)
+    rng.shuffle(arrays)
+    shuffled = Layout(mesh=layout.mesh, arrays=tuple(arrays))
+    captured = captures(layout, replicas)
+    assert buddies(shuffled, captured, replicas) == buddies(layout, captured, replicas)
+
+
+def sharded_over_slices(num_slices, hosts_per_slice, lengths, copies_in_slice=1):
+    """Every array split over all hosts; with `copies_in_slice`, that many hosts of a slice share a box."""
+    hosts = tuple(HostId(s, h) for s in range(num_slices) for h in range(hosts_per_slice))
+    num_parts = len(hosts) // copies_in_slice
+    return Layout(
+        mesh=MeshLayout(axis_names=("fsdp", "copy"), axis_sizes=(num_parts, copies_in_slice), hosts=hosts),
+        arrays=tuple(
+            ArrayLayout(
+                path=f"w{index:03}",
+                shape=(num_parts * length,),
+                dtype="uint8",
+                itemsize=1,
+                spec=(("fsdp",),),
+            )
+            for index, length in enumerate(lengths)
+        ),
+    )
+
+
+@PROPERTY
+@given(
+    st.integers(2, 5),
+    st.integers(1, 3),
+    st.lists(st.integers(1, 40), min_size=1, max_size=20),
+    st.integers(2, 4),
+)
+def test_buddies_of_evenly_split_state_are_the_next_slices_and_get_equal_bytes(
+    num_slices, hosts_per_slice, lengths, replicas
+):
+    layout = sharded_over_slices(num_slices, hosts_per_slice, lengths)
+    kept = buddies(layout, captures(layout, replicas), replicas)
+    num_copies = min(replicas, num_slices) - 1
+    assert set(nbytes_by_host(layout, kept).values()) == {num_copies * sum(lengths)}
+    for host, copies in kept.items():
+        before = {
+            HostId((host.slice_index - back) % num_slices, host.host_index)
+            for back in range(1, num_copies + 1)
+        }
+        assert {source for copy in copies for source in copy.sources} == before
+
+
+@PROPERTY
+@given(st.integers(2, 5), st.lists(st.integers(1, 40), min_size=1, max_size=20))
+def test_buddies_stay_within_one_box_of_the_mean_when_hosts_of_a_slice_share_boxes(num_slices, lengths):
+    layout = sharded_over_slices(num_slices, 4, lengths, copies_in_slice=2)
+    loads = nbytes_by_host(layout, buddies(layout, captures(layout)))
+    assert max(loads.values()) < sum(loads.values()) / len(loads) + max(lengths) + 1
+
+
+@PROPERTY
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=20), st.integers(2, 4))
+def test_buddies_divide_among_all_slices_what_pairs_of_slices_hold(lengths, num_pairs):
+    hosts = tuple(HostId(index) for index in range(2 * num_pairs))
+    layout = Layout(
+        mesh=MeshLayout(axis_names=("split", "copy"), axis_sizes=(num_pairs, 2), hosts=hosts),
+        arrays=tuple(
+            ArrayLayout(
+                path=f"w{index:03}",
+                shape=(num_pairs * length,),
+                dtype="uint8",
+                itemsize=1,
+                spec=(("split",),),
+            )
+            for index, length in enumerate(lengths)
+        ),
+    )
+    kept = buddies(layout, captures(layout, 3), 3)
+    loads = nbytes_by_host(layout, kept)
+    assert sum(loads.values()) == num_pairs * sum(lengths)
+    assert max(loads.values()) < sum(loads.values()) / len(loads) + max(lengths) + 1
+    asked = dict.fromkeys(hosts, 0)
+    for copies in kept.values():
+        for copy in copies:
+            asked[copy.sources[0]] += copy.box[0][1] - copy.box[0][0]
+    for first, second in zip(hosts[::2], hosts[1::2], strict=True):
+        assert abs(asked[first] - asked[second]) <= max(lengths)
+
+
+def test_buddies_even_out_what_one_slice_holds_alone_over_the_others():
+    hosts = (HostId(0), HostId(0), HostId(0), HostId(1), HostId(2), HostId(3))
+    layout = Layout(
+        mesh=MeshLayout(axis_names=("x",), axis_sizes=(6,), hosts=hosts),
+        arrays=tuple(
+            ArrayLayout(path=f"w{i:02}", shape=(60,), dtype="uint8", itemsize=1, spec=(("x",),))
+            for i in range(10)
+        ),
+    )
+    loads = nbytes_by_host(layout, buddies(layout, captures(layout)))
+    assert sum(loads.values()) == 600
+    assert max(loads.values()) <= 600 / 3 + 10  # slice 0 holds half of all, and may keep no copy of it
+
+
+def test_buddies_and_captures_together_take_fewer_bytes_a_host_as_slices_grow():
+    bytes_per_host = []
+    for num_slices in (2, 3, 4, 6, 12):
+        layout = sharded_over_slices(num_slices, 1, [120 // num_slices] * 10)
+        captured = captures(layout)
+        loads = nbytes_by_host(layout, buddies(layout, captured))
+        taken = {sum(box[0][1] - box[0][0] for _, box in shards) for shards in captured.values()}
+        assert len(set(loads.values())) == len(taken) == 1
+        bytes_per_host.append(loads[HostId(0)] + taken.pop())
+    assert bytes_per_host == [1200, 800, 600, 400, 200]
+
+
+def test_buddies_are_needless_where_slices_replicate():
+    layout = data_parallel(3, 2, [5, 7])
+    assert buddies(layout, captures(layout)) == dict.fromkeys(layout.mesh.distinct_hosts(), ())
+
+
+def test_buddies_place_nothing_when_there_is_one_slice():
+    layout = sharded_over_slices(1, 2, [5])
+    assert set(buddies(layout, captures(layout)).values()) == {()}
+
+
+def test_buddies_refuse_less_than_one_replica_and_captures_of_another_layout():
+    layout = sharded_over_slices(2, 2, [5], copies_in_slice=2)
+    with pytest.raises(UsageError, match="replicas must be at least 1, got 0"):
+        buddies(layout, captures(layout), replicas=0)
+    with pytest.raises(UsageError, match=r"no host captures box \[0:5\] of 'w000'"):
+        buddies(layout, {})
