@@ -71,6 +71,8 @@ class WorldSpec:
     newest_committed: int
     rehearsal: bool
     replicas: int
+    audit_every: int = 0
+    """Captures from one audit of all copies on the devices to the next (0: only when ordered)."""
     restore_generation: int | None = None
     restore_position: int = 0
 
@@ -191,6 +193,30 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LaidOut:
+    """The state of a world is on its devices: where each box is. The first slice tells it for all."""
+
+    slice_index: int
+    generation: int
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captured:
+    """The checksums of one slice's capture, 8 bytes each (`reshard.copies.pack_checksums`).
+
+    In the order of the shards that `reshard.captures` gives its host; of an audit, of all that its devices
+    hold, array by array in the order of the layout, devices in the order of the mesh.
+    """
+
+    slice_index: int
+    generation: int
+    step: int
+    checksums: bytes
+    is_audit: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeftWorld:
     """A worker has stopped at a step boundary as told (or has rehearsed) and waits to be fenced."""
 
@@ -253,6 +279,8 @@ AgentEvent = (
     | Staged
     | Rebuilt
     | Committed
+    | LaidOut
+    | Captured
     | LeftWorld
     | Finished
     | DigestDone
@@ -293,6 +321,15 @@ class Fence:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopAfter:
     """Let the worker stop at the boundary after `step` (or at its next one, if that is later)."""
+
+    slice_index: int
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditAfter:
+    """Let the worker's first capture of `step` or later be an audit; if that is over, nothing."""
 
     slice_index: int
     generation: int
@@ -373,7 +410,16 @@ class Write:
 
 
 AgentCommand = (
-    StartWorker | EndWorker | Fence | StopAfter | Stage | Assign | ComputeDigest | ResetHost | Shutdown
+    StartWorker
+    | EndWorker
+    | Fence
+    | StopAfter
+    | AuditAfter
+    | Stage
+    | Assign
+    | ComputeDigest
+    | ResetHost
+    | Shutdown
 )
 Command = AgentCommand | StartService | Write
 

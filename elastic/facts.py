@@ -8,11 +8,13 @@ from typing import Any
 from elastic.events import (
     AgentAttached,
     AgentLost,
+    Captured,
     Committed,
     DigestDone,
     Event,
     Fenced,
     Finished,
+    LaidOut,
     LeftWorld,
     Phase,
     PreemptionNotice,
@@ -26,6 +28,7 @@ from elastic.events import (
     WorkerReady,
     WorkerState,
 )
+from elastic.moves_audit import note_checksums, note_layout
 from elastic.records import (
     MessageRefused,
     RestoreChecked,
@@ -42,6 +45,8 @@ _OF_THIS_GENERATION = (
     Rebuilt,
     LeftWorld,
     Committed,
+    LaidOut,
+    Captured,
     Finished,
     DigestDone,
     ServiceReady,
@@ -270,6 +275,8 @@ _OBSERVERS: dict[type[Any], Callable[[Turn, Any], None]] = {
     Staged: _staged,
     Rebuilt: _rebuilt,
     Committed: _committed,
+    LaidOut: note_layout,
+    Captured: note_checksums,
     LeftWorld: _left,
     Finished: _finished,
     DigestDone: _digest,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from elastic.records import (
+    CopiesCompared,
+    CorruptionSuspected,
     FaultInjected,
     LossDetected,
     MessageRefused,
@@ -17,10 +19,12 @@ from elastic.records import (
     SnapshotsVerified,
     StateRestored,
     StepCommitted,
+    SuspectBox,
     WorkerEvent,
     WorldFormed,
 )
 from elastic.report_schema import Recovery
+from reshard.boxes import format_box
 
 _TIER_WORDS = {
     "device": "the devices themselves",
@@ -164,6 +168,32 @@ def _describe_state(record: Record) -> str:
             return f"snapshot{of_step} on slice {record.slice_index} refused: {record.reason}"
         case SnapshotsVerified():
             return f"slice {record.slice_index} verified {record.num_shards} shards of step {record.step}"
+        case CopiesCompared(is_audit=True):
+            return "audit: every copy on the devices compared"
+        case CopiesCompared():
+            captures = "1 capture" if record.num_captures == 1 else f"{record.num_captures} captures"
+            return f"copies of {captures} compared across slices"
+        case CorruptionSuspected():
+            return describe_corruption(record)
         case MessageRefused():
             return f"message from {record.sender} refused: {record.reason}"
     return ""
+
+
+def describe_corruption(record: CorruptionSuspected) -> str:
+    """Which step, arrays and slice a finding of silent corruption is about, in a sentence."""
+    arrays = "1 array" if record.num_arrays == 1 else f"{record.num_arrays} arrays"
+    by = " (audit)" if record.is_audit else ""
+    named = "; ".join(_describe_suspect(box) for box in record.boxes)
+    more = record.num_arrays - len(record.boxes)
+    return f"SILENT CORRUPTION: copies of {arrays} of step {record.step} differ{by}: {named}" + (
+        f"; and {more} more" if more > 0 else ""
+    )
+
+
+def _describe_suspect(box: SuspectBox) -> str:
+    devices = f" (mesh device {', '.join(map(str, box.devices))})" if box.devices and box.is_majority else ""
+    if box.is_majority:
+        return f"{box.path} {format_box(box.box)} is wrong on {format_slices(box.suspects)}{devices}"
+    who = format_slices(box.suspects)
+    return f"{box.path} {format_box(box.box)} on {f'one of {who}' if len(box.suspects) > 1 else who}"

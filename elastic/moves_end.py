@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from elastic.choose import choose_restore
 from elastic.events import Phase, Shutdown
+from elastic.moves_audit import tell_comparisons
 from elastic.records import RunEnded
 from elastic.turn import Turn
 
@@ -53,6 +54,7 @@ def _restorable_step(turn: Turn) -> int | None:
 def _end(
     turn: Turn, outcome: str, error: str, exit_status: int = 0, restorable_step: int | None = None
 ) -> None:
+    tell_comparisons(turn)
     state = turn.state
     turn.write(
         RunEnded(

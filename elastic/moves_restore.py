@@ -68,6 +68,7 @@ def assign(turn: Turn) -> None:
                     newest_committed=state.newest_committed,
                     rehearsal=state.rehearsing,
                     replicas=state.config.replicas,
+                    audit_every=state.config.audit_every,
                 ),
             )
         )

@@ -9,7 +9,14 @@ from __future__ import annotations
 from opentelemetry import metrics, trace
 from opentelemetry.trace import Span, set_span_in_context
 
-from elastic.records import LossDetected, PhaseEntered, Record, StepCommitted, WorldFormed
+from elastic.records import (
+    CorruptionSuspected,
+    LossDetected,
+    PhaseEntered,
+    Record,
+    StepCommitted,
+    WorldFormed,
+)
 
 RECOVERY_PHASES = ("SUSPECT", "FENCING", "PLANNING", "RESTORING", "REBUILDING", "REPLAYING")
 _NS = 1_000_000_000
@@ -27,6 +34,11 @@ class RecoveryTracer:
         self._recoveries = meter.create_counter("elastic.recoveries", description="Recoveries by outcome.")
         self._steps = meter.create_counter("elastic.steps", description="Steps by kind.")
         self._generation = meter.create_gauge("elastic.generation", description="The job's generation.")
+        self._disagreements = meter.create_counter(
+            "elastic.snapshot.disagreements",
+            unit="{box}",
+            description="Boxes of which copies on different slices or devices differ.",
+        )
         self._recovery: Span | None = None
         self._phase: tuple[str, float, Span] | None = None
         self._cause = "none"
@@ -41,6 +53,8 @@ class RecoveryTracer:
             self._recovery.set_attribute("elastic.generation", record.generation)
         elif isinstance(record, PhaseEntered):
             self._enter(record)
+        elif isinstance(record, CorruptionSuspected):
+            self._disagreements.add(record.num_boxes, {"found_by": "audit" if record.is_audit else "capture"})
         elif isinstance(record, StepCommitted) and record.step > self._newest_step:
             self._newest_step = record.step  # each slice tells of each step; it counts once
             self._steps.add(1, {"kind": "committed"})

@@ -175,13 +175,17 @@ class CopyIndex:
         differing = np.unique(ids[found != first[ids]])
         return tuple(sorted(self._judge(differing, values), key=lambda found: (found.path, found.box)))
 
+    def fits(self, host: HostId, checksums: bytes) -> bool:
+        """Tell whether `checksums` can be those of a host."""
+        return host in self.ids and len(checksums) == CHECKSUM_DTYPE.itemsize * len(self.ids[host])
+
     def num_compared(self, hosts: Iterable[HostId]) -> int:
         """Return the number of boxes of which these hosts have more than one copy."""
         ids = [self.ids[host] for host in hosts]
         return int(np.count_nonzero(np.bincount(np.concatenate(ids)) > 1)) if ids else 0
 
     def _unpack(self, host: HostId, packed: bytes) -> npt.NDArray[Any]:
-        if host not in self.ids or len(packed) != CHECKSUM_DTYPE.itemsize * len(self.ids[host]):
+        if not self.fits(host, packed):
             expected = len(self.ids.get(host, ()))
             raise UsageError(
                 f"{len(packed)} bytes of checksums from {host}, expected {expected} of 8 bytes",
