@@ -163,6 +163,8 @@ def render_view(view: JobView) -> RenderableType:
         Text(progress_line(view), style="bold"),
         Text(f"snapshots {checked}   recoveries {view.recoveries}   {view.elapsed_s:.1f} s"),
     ]
+    if view.corruption:
+        facts.append(Text(view.corruption, style="bold red"))
     if view.last_recovery:
         facts.append(Text(f"last recovery {view.last_recovery}", style="cyan"))
     return Group(table, *facts)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from elastic.history_text import format_seconds, format_slices
+from elastic.history_text import describe, format_seconds, format_slices
 from elastic.records import (
+    CorruptionSuspected,
     FaultInjected,
     LossDetected,
     PhaseEntered,
@@ -49,6 +50,8 @@ class JobView:
     snapshots: int = 0
     verified: int = 0
     rejected: int = 0
+    corruption: str = ""
+    """The newest finding of silent corruption, empty without one."""
     recoveries: int = 0
     last_recovery: str = ""
     outcome: str = ""
@@ -100,6 +103,8 @@ class JobView:
                 self.rejected += 1
             case SnapshotsVerified():
                 self.verified += 1
+            case CorruptionSuspected():
+                self.corruption = describe(record)
             case RunEnded():
                 self.outcome, self.phase = record.outcome, record.outcome.upper()
         return ""

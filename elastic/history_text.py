@@ -23,7 +23,7 @@ from elastic.records import (
     WorkerEvent,
     WorldFormed,
 )
-from elastic.report_schema import Recovery
+from elastic.report_schema import Corruption, Recovery
 from reshard.boxes import format_box
 
 _TIER_WORDS = {
@@ -184,16 +184,18 @@ def describe_corruption(record: CorruptionSuspected) -> str:
     """Which step, arrays and slice a finding of silent corruption is about, in a sentence."""
     arrays = "1 array" if record.num_arrays == 1 else f"{record.num_arrays} arrays"
     by = " (audit)" if record.is_audit else ""
-    named = "; ".join(_describe_suspect(box) for box in record.boxes)
+    named = "; ".join(describe_suspect(box) for box in record.boxes)
     more = record.num_arrays - len(record.boxes)
     return f"SILENT CORRUPTION: copies of {arrays} of step {record.step} differ{by}: {named}" + (
         f"; and {more} more" if more > 0 else ""
     )
 
 
-def _describe_suspect(box: SuspectBox) -> str:
-    devices = f" (mesh device {', '.join(map(str, box.devices))})" if box.devices and box.is_majority else ""
-    if box.is_majority:
-        return f"{box.path} {format_box(box.box)} is wrong on {format_slices(box.suspects)}{devices}"
-    who = format_slices(box.suspects)
-    return f"{box.path} {format_box(box.box)} on {f'one of {who}' if len(box.suspects) > 1 else who}"
+def describe_suspect(found: SuspectBox | Corruption) -> str:
+    """Which array, and on which slice it is wrong, for people."""
+    where = f"{found.path} {format_box(found.box)}"
+    who = format_slices(found.suspects)
+    if not found.is_majority:
+        return f"{where} on {f'one of {who}' if len(found.suspects) > 1 else who}"
+    devices = f" (mesh device {', '.join(map(str, found.devices))})" if found.devices else ""
+    return f"{where} is wrong on {who}{devices}"

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from elastic.history_copies import audit_copies
 from elastic.history_lineage import Execution, Lineage, rehearsal_generations, trace_lineage
 from elastic.history_phases import Span, end_of
 from elastic.history_recoveries import build_recoveries, real_worlds
@@ -31,6 +32,7 @@ from elastic.report_schema import (
     PHASES,
     SCHEMA,
     Badput,
+    Corruption,
     Final,
     PhaseTimes,
     Recovery,
@@ -46,6 +48,7 @@ from reshard.errors import UsageError
 __all__ = [
     "SCHEMA",
     "Badput",
+    "Corruption",
     "Final",
     "PhaseTimes",
     "Recovery",
@@ -198,6 +201,7 @@ def _snapshots(records: Sequence[Record], lineage: Lineage, replicas: int) -> Sn
     rehearsals = rehearsal_generations(records)
     verified = [r for r in of_kind(records, SnapshotsVerified) if r.generation not in rehearsals]
     stalls = sorted(commit.stall_s for commit in captures)
+    copies = audit_copies(records)
     return Snapshots(
         captured=len(captures),
         verified=len(verified),
@@ -206,6 +210,10 @@ def _snapshots(records: Sequence[Record], lineage: Lineage, replicas: int) -> Sn
         stall_s_p50=_percentile(stalls, 50),
         stall_s_p99=_percentile(stalls, 99),
         replicas=replicas,
+        compared=copies.compared,
+        audits=copies.audits,
+        disagreements=copies.disagreements,
+        corruptions=copies.corruptions,
     )
 
 
