@@ -141,6 +141,14 @@ def named_by(comparison: Comparison, generation: int) -> Named:
     )
 
 
+def is_explained(comparison: Comparison, check: CopyCheck) -> bool:
+    """Whether a majority has already told in this generation which slice is wrong, for all that differs."""
+    return all(
+        any((check.generation, found.path, slice_index) in check.named for slice_index in found.suspects)
+        for found in comparison.disagreements
+    )
+
+
 def disagreement_record(comparison: Comparison, generation: int, unix_s: float) -> CorruptionSuspected:
     """What the history says of a comparison with a finding: at most `MAX_NAMED` arrays, one box of each.
 

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Literal
 
 from elastic.records import Record
+from reshard.boxes import Box
 from reshard.holdings import Holding
 from reshard.ids import HostId
 from reshard.layout import Layout
@@ -75,6 +76,8 @@ class WorldSpec:
     """Captures from one audit of all copies on the devices to the next (0: only when ordered)."""
     restore_generation: int | None = None
     restore_position: int = 0
+    left_out: tuple[tuple[HostId, str, Box], ...] = ()
+    """Copies of the snapshot to restore that must not be read, because others contradict them."""
 
 
 # ---- events: agent → coordinator ---------------------------------------------------------------------------

@@ -50,7 +50,9 @@ def audit_copies(records: Sequence[Record]) -> CopyAudit:
             known = by_path.setdefault(box.path, found)
             if found.is_majority and not known.is_majority:
                 by_path[box.path] = replace(found, first_step=min(known.first_step, found.first_step))
-    ordered = sorted(by_path.values(), key=lambda found: (not found.is_majority, found.first_step, found.path))
+    ordered = sorted(
+        by_path.values(), key=lambda found: (not found.is_majority, found.first_step, found.path)
+    )
     return CopyAudit(
         compared=sum(record.num_captures for record in told if not record.is_audit),
         audits=sum(record.num_captures for record in told if record.is_audit),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elastic.copy_check import TELL_EVERY, Comparison, disagreement_record, named_by
+from elastic.copy_check import TELL_EVERY, Comparison, disagreement_record, is_explained, named_by
 from elastic.events import AuditAfter, Captured, LaidOut
 from elastic.records import CopiesCompared
 from elastic.turn import Turn
@@ -60,7 +60,8 @@ def _conclude(turn: Turn, comparison: Comparison) -> None:
     else:
         copies = replace(copies, num_untold=copies.num_untold + 1)
     if is_bad:
-        turn.write(disagreement_record(comparison, copies.generation, turn.now.unix_s))
+        if comparison.is_audit or not is_explained(comparison, copies):
+            turn.write(disagreement_record(comparison, copies.generation, turn.now.unix_s))
         copies = replace(
             copies,
             named=copies.named | named_by(comparison, copies.generation),

@@ -34,7 +34,7 @@ def describe_state_left(turn: Turn) -> str:
     state = turn.state
     if state.newest_committed < 0:
         return "no step had been committed"
-    choice, why = choose_restore(state.held(), dict(state.restored_steps))
+    choice, why = choose_restore(state.held(), dict(state.restored_steps), state.copies.named)
     if choice is None:
         steps = state.newest_committed + 1
         return f"the state is lost, and {steps} committed step{'s' * (steps > 1)} with it ({why})"
@@ -47,7 +47,7 @@ def _restorable_step(turn: Turn) -> int | None:
     looked = state.phase in (Phase.WAITING, Phase.FENCING, Phase.PLANNING, Phase.RESTORING)
     if not looked or any(member.attached and not member.fenced for member in state.members):
         return None
-    choice, _ = choose_restore(state.held(), dict(state.restored_steps))
+    choice, _ = choose_restore(state.held(), dict(state.restored_steps), state.copies.named)
     return choice.step if choice else -1
 
 

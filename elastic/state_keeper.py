@@ -143,7 +143,9 @@ class StateKeeper:
         paths = [path for arena in self._link.arenas().values() for path in arena.slot_files()]
         # The chosen snapshot, and what the agents fetched of it for this world; no other timeline's.
         generations = (self._spec.restore_generation or 0, self._spec.generation)
-        source = open_source(paths, step, generations)
+        captured_in = self._spec.restore_generation or 0
+        left_out = frozenset((captured_in, *copy) for copy in self._spec.left_out)
+        source = open_source(paths, step, generations, left_out)
         if not source.arrays:
             source.close()
             raise MissingShardError("every array", (), step)
