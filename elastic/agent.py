@@ -24,12 +24,15 @@ from elastic.agent_tasks import ArenaTasks, Verified
 from elastic.events import (
     AgentAttached,
     Assign,
+    AuditAfter,
+    Captured,
     ComputeDigest,
     DigestDone,
     EndWorker,
     Fence,
     Fenced,
     Finished,
+    LaidOut,
     LeftWorld,
     PreemptionNotice,
     Rebuilt,
@@ -77,7 +80,7 @@ LOOK_EVERY_S = 0.1
 ADOPT_S = 2.0
 """How long a new agent waits for the worker of an earlier one to connect, before it attaches."""
 
-_SAID_AGAIN = (Fenced, Staged, Rebuilt, StepFailed, LeftWorld, Finished)
+_SAID_AGAIN = (Fenced, Staged, LaidOut, Rebuilt, StepFailed, LeftWorld, Finished)
 """What the coordinator waits for: told again after the stream was broken."""
 
 
@@ -323,6 +326,8 @@ class Agent:
                     snapshots=self._tasks.snapshots(),  # the digest verifies what it reads
                 )
             )
+        elif isinstance(message, LaidOut | Captured):
+            self._send(message)
         elif isinstance(message, WorkerFailed | StepFailed | LeftWorld | PreemptionNotice):
             self._failure_told = self._failure_told or isinstance(message, WorkerFailed)
             self._send(message)
@@ -401,7 +406,7 @@ class Agent:
             self._worker_state = WorkerState.IN_WORLD
             self._said.clear()  # the fencing and the fetching before this world are over
             self._to_worker(EnterWorld(world=command.world))
-        elif isinstance(command, StopAfter):
+        elif isinstance(command, StopAfter | AuditAfter):
             self._to_worker(command)
         elif isinstance(command, Stage):
             self._tasks.stage(command, lambda: self.generation, self._inbox.put)

@@ -16,7 +16,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from elastic.events import (
+    AuditAfter,
+    Captured,
     Fence,
+    LaidOut,
     LeftWorld,
     PreemptionNotice,
     StepFailed,
@@ -44,6 +47,7 @@ from elastic.wire import FramedSocket, WireError
 from elastic.worker_process import LEASE_EXIT_STATUS
 from reshard.errors import ElasticError, InsufficientMemoryError, RetryLaterError
 from reshard.ids import HostId
+from reshard.layout import Layout
 from snapshot.arena import Arena
 
 HEARTBEAT_S = 1.0
@@ -68,6 +72,7 @@ class AgentLink:
         self._inside = 0
         """The generation of the world the main thread is in (0: none)."""
         self._stop: StopAfter | None = None
+        self._audit: AuditAfter | None = None
         self._reserved: Reserved | None = None
         self._end: JobEnded | None = None
         self._rescue: threading.Thread | None = None
@@ -92,7 +97,7 @@ class AgentLink:
                 raise JobOver("the job was stopped")
             if world is not None:
                 self._inside = world.generation
-                self._stop = None
+                self._stop = self._audit = None
                 with self._told:
                     self._commits.clear()
                     self._said.clear()
@@ -106,6 +111,11 @@ class AgentLink:
         """The step after whose boundary to stop, None to go on."""
         stop = self._stop
         return stop.step if stop is not None and stop.generation == generation else None
+
+    def audit_step(self, generation: int) -> int | None:
+        """The step whose capture, or the first one after it, is to be an audit; None without an order."""
+        audit = self._audit
+        return audit.step if audit is not None and audit.generation == generation else None
 
     def wait_fenced(self, generation: int, timeout_s: float | None) -> bool:
         """Block until the world of `generation` is given up (True), or the time is over or the job
@@ -162,6 +172,22 @@ class AgentLink:
             )
         )
 
+    def laid_out(self, generation: int, layout: Layout) -> None:
+        """Tell where each box of the world's state is."""
+        self._tell(LaidOut(slice_index=self._slice, generation=generation, layout=layout))
+
+    def captured(self, host: HostId, generation: int, step: int, checksums: bytes, *, is_audit: bool) -> None:
+        """Tell the checksums of a capture, or of an audit."""
+        self._tell(
+            Captured(
+                slice_index=host.slice_index,
+                generation=generation,
+                step=step,
+                checksums=checksums,
+                is_audit=is_audit,
+            )
+        )
+
     def committed(self, message: WorkerCommitted) -> None:
         """Tell that a step's outputs are ready and captured."""
         self._tell(message)
@@ -205,7 +231,7 @@ class AgentLink:
         with self._told:
             if isinstance(message, WorkerCommitted):
                 self._commits.append(message)
-            elif not isinstance(message, Heartbeat):
+            elif not isinstance(message, Heartbeat | Captured):
                 self._said[type(message)] = message
             connection = self._connection
         if connection is not None:
@@ -261,6 +287,8 @@ class AgentLink:
                 self._next_world = None
             elif isinstance(message, StopAfter):
                 self._stop = message
+            elif isinstance(message, AuditAfter):
+                self._audit = message
             elif isinstance(message, Reserved):
                 self._reserved = message
                 with self._told:

@@ -3,6 +3,7 @@
 Nobody waits for a global commit while training. At recovery the newest step is taken for which the
 survivors' verified shards cover every box of every array. Shards of one step are only put together when they
 were captured in the same generation, and only when no later world went back behind it: timelines never mix.
+Copies of one box that differ are no copies: see `elastic.sift`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from elastic.copy_check import Named
 from elastic.events import SnapshotSummary
+from elastic.sift import sift
 from reshard.boxes import Box
 from reshard.coverage import uncovered_at
 from reshard.holdings import Holding
@@ -21,50 +24,80 @@ from reshard.plan import Plan, Transfer
 from reshard.planner import make_plan
 
 WHOLE_AXIS = "whole"
+MAX_REASONS = 4
+"""Reasons that a sentence gives; how many more there are it counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The snapshot to restore: step, generation, layout, who holds what of it, and the data position."""
+    """The snapshot to restore: step, generation, layout, who holds what of it, and the data position.
+
+    `left_out` are copies of it that must not be read: others contradict them.
+    """
 
     step: int
     generation: int
     layout: Layout
     holdings: tuple[Holding, ...]
     position: int = 0
+    left_out: tuple[Holding, ...] = ()
     is_persisted: bool = False
     """Whether it is read from the persistent tier: no host holds it in memory."""
 
 
 def choose_restore(
-    snapshots: Mapping[HostId, Iterable[SnapshotSummary]], restored_steps: Mapping[int, int]
+    snapshots: Mapping[HostId, Iterable[SnapshotSummary]],
+    restored_steps: Mapping[int, int],
+    named: Named = frozenset(),
 ) -> tuple[Choice | None, str]:
     """Return the newest snapshot that is covered and on the timeline, and a sentence on how it was chosen.
 
     `restored_steps` maps the generation of each world that was entered to the step it was restored from.
+    `named` are copies found wrong by a majority (`elastic.copy_check`). A copy that most slices contradict is
+    left out; a snapshot whose copies differ without a majority is only taken when no older one is better.
     """
     groups: dict[tuple[int, int], list[SnapshotSummary]] = defaultdict(list)
     for host in sorted(snapshots):
         for summary in snapshots[host]:
             groups[summary.step, summary.generation].append(summary)
     refused: list[str] = []
+    doubtful: tuple[Choice, str] | None = None
     for (step, generation), group in sorted(groups.items(), reverse=True):
         if not _on_timeline(step, generation, restored_steps):
             refused.append(f"step {step} of generation {generation} was left behind by a later world")
             continue
         layout = group[0].layout
         holdings = tuple(holding for summary in group for holding in summary.holdings)
-        gaps = uncovered_at(layout.arrays, holdings, step=step)
+        sifted = sift(holdings, generation, named)
+        gaps = uncovered_at(layout.arrays, sifted.kept, step=step)
         if gaps:
             refused.append(f"step {step} lacks boxes of {len(gaps)} arrays, among them {next(iter(gaps))}")
             continue
         choice = Choice(
-            step=step, generation=generation, layout=layout, holdings=holdings, position=group[0].position
+            step=step,
+            generation=generation,
+            layout=layout,
+            holdings=sifted.kept,
+            position=group[0].position,
+            left_out=sifted.left_out,
         )
-        num_hosts = len({holding.host for holding in holdings})
+        num_hosts = len({holding.host for holding in sifted.kept})
         why = f"step {step} is whole in the memory of {num_hosts} host{'s' * (num_hosts > 1)}"
-        return choice, "; ".join([why, *refused])
+        if sifted.refused:
+            why = f"{why} ({_shorten(sifted.refused)})"
+        if not sifted.doubts:
+            return choice, "; ".join([why, *refused])
+        doubt = f"step {step} cannot be trusted: {_shorten(sifted.doubts)}"
+        doubtful = doubtful or (choice, f"{why}; {doubt}; nothing older is whole and agrees")
+        refused.append(doubt)
+    if doubtful is not None:
+        return doubtful
     return None, "; ".join(refused) or "no host holds a complete snapshot"
+
+
+def _shorten(reasons: tuple[str, ...]) -> str:
+    more = len(reasons) - MAX_REASONS
+    return ", ".join(reasons[:MAX_REASONS]) + (f" and {more} more" if more > 0 else "")
 
 
 def choose_persisted(

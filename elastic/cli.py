@@ -69,6 +69,13 @@ def job_options(function: F) -> F:
             "--replicas", type=int, default=None, help="Slices that hold each shard.  [default: all]"
         ),
         click.option(
+            "--audit-every",
+            type=click.IntRange(min=0),
+            default=50,
+            show_default=True,
+            help="Captures between two audits of every copy on the devices; 0: only when copies disagree.",
+        ),
+        click.option(
             "--rehearsals",
             type=click.IntRange(min=0),
             default=1,
@@ -195,6 +202,7 @@ def _run(
     min_slices: int,
     rejoin_after_steps: int | None,
     devices_per_host: int,
+    audit_every: int,
     rehearsals: int,
     wait_s: float,
     shm_dir: Path,
@@ -217,6 +225,7 @@ def _run(
         rejoin_after_steps=rejoin_after_steps,
         rehearsals=rehearsals,
         persists=persist is not None,
+        audit_every=audit_every,
         timing=Timing(wait_s=wait_s),
     )
     return run_job(

@@ -20,6 +20,7 @@ from elastic.display_screens import ForgivingStream, PlainScreen, RichScreen, Sc
 from elastic.display_state import JobView
 from elastic.history_text import describe
 from elastic.records import (
+    CorruptionSuspected,
     FaultInjected,
     LossDetected,
     PersistFailed,
@@ -53,6 +54,8 @@ def is_important(record: Record) -> bool:
         return record.state in ("ended", "adopted")
     if isinstance(record, RestoreChecked):
         return record.captured_digest != record.restored_digest
+    if isinstance(record, CorruptionSuspected):
+        return record.is_audit  # copies that differ once differ at each step: what an audit says is enough
     return isinstance(record, _IMPORTANT)
 
 

@@ -167,6 +167,8 @@ def render_view(view: JobView) -> RenderableType:
         newest = "–" if view.persisted_step is None else str(view.persisted_step)
         style = "red" if view.persist_failed else ""
         facts.append(Text(f"persistent tier: newest {newest}, {view.persist_failed} failed", style=style))
+    if view.corruption:
+        facts.append(Text(view.corruption, style="bold red"))
     if view.last_recovery:
         facts.append(Text(f"last recovery {view.last_recovery}", style="cyan"))
     return Group(table, *facts)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from elastic.history_text import format_seconds, format_slices
+from elastic.history_text import describe, format_seconds, format_slices
 from elastic.records import (
+    CorruptionSuspected,
     FaultInjected,
     LossDetected,
     PersistFailed,
@@ -53,6 +54,8 @@ class JobView:
     rejected: int = 0
     persisted_step: int | None = None
     persist_failed: int = 0
+    corruption: str = ""
+    """The newest finding of silent corruption, empty without one."""
     recoveries: int = 0
     last_recovery: str = ""
     outcome: str = ""
@@ -108,6 +111,8 @@ class JobView:
                 self.persisted_step = record.step
             case PersistFailed():
                 self.persist_failed += 1
+            case CorruptionSuspected():
+                self.corruption = describe(record)
             case RunEnded():
                 self.outcome, self.phase = record.outcome, record.outcome.upper()
         return ""

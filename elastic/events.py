@@ -72,8 +72,12 @@ class WorldSpec:
     newest_committed: int
     rehearsal: bool
     replicas: int
+    audit_every: int = 0
+    """Captures from one audit of all copies on the devices to the next (0: only when ordered)."""
     restore_generation: int | None = None
     restore_position: int = 0
+    left_out: tuple[tuple[HostId, str, Box], ...] = ()
+    """Copies of the snapshot to restore that must not be read, because others contradict them."""
 
 
 # ---- events: agent → coordinator ---------------------------------------------------------------------------
@@ -192,6 +196,30 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LaidOut:
+    """The state of a world is on its devices: where each box is. The first slice tells it for all."""
+
+    slice_index: int
+    generation: int
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captured:
+    """The checksums of one slice's capture, 8 bytes each (`reshard.copies.pack_checksums`).
+
+    In the order of the shards that `reshard.captures` gives its host; of an audit, of all that its devices
+    hold, array by array in the order of the layout, devices in the order of the mesh.
+    """
+
+    slice_index: int
+    generation: int
+    step: int
+    checksums: bytes
+    is_audit: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeftWorld:
     """A worker has stopped at a step boundary as told (or has rehearsed) and waits to be fenced."""
 
@@ -286,6 +314,8 @@ AgentEvent = (
     | Staged
     | Rebuilt
     | Committed
+    | LaidOut
+    | Captured
     | LeftWorld
     | Finished
     | DigestDone
@@ -328,6 +358,15 @@ class Fence:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopAfter:
     """Let the worker stop at the boundary after `step` (or at its next one, if that is later)."""
+
+    slice_index: int
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditAfter:
+    """Let the worker's first capture of `step` or later be an audit; if that is over, nothing."""
 
     slice_index: int
     generation: int
@@ -454,6 +493,7 @@ AgentCommand = (
     | StagePersisted
     | FinishPersist
     | Peers
+    | AuditAfter
     | Assign
     | ComputeDigest
     | ResetHost

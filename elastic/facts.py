@@ -9,11 +9,13 @@ from elastic import moves_persist
 from elastic.events import (
     AgentAttached,
     AgentLost,
+    Captured,
     Committed,
     DigestDone,
     Event,
     Fenced,
     Finished,
+    LaidOut,
     LeftWorld,
     Persisted,
     PersistedFound,
@@ -30,6 +32,7 @@ from elastic.events import (
     WorkerReady,
     WorkerState,
 )
+from elastic.moves_audit import note_checksums, note_layout
 from elastic.records import (
     MessageRefused,
     RestoreChecked,
@@ -46,6 +49,8 @@ _OF_THIS_GENERATION = (
     Rebuilt,
     LeftWorld,
     Committed,
+    LaidOut,
+    Captured,
     Finished,
     DigestDone,
     ServiceReady,
@@ -275,6 +280,8 @@ _OBSERVERS: dict[type[Any], Callable[[Turn, Any], None]] = {
     Staged: _staged,
     Rebuilt: _rebuilt,
     Committed: _committed,
+    LaidOut: note_layout,
+    Captured: note_checksums,
     LeftWorld: _left,
     Finished: _finished,
     DigestDone: _digest,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from elastic.records import (
+    CopiesCompared,
+    CorruptionSuspected,
     FaultInjected,
     LossDetected,
     MessageRefused,
@@ -19,10 +21,12 @@ from elastic.records import (
     SnapshotsVerified,
     StateRestored,
     StepCommitted,
+    SuspectBox,
     WorkerEvent,
     WorldFormed,
 )
-from elastic.report_schema import Recovery
+from elastic.report_schema import Corruption, Recovery
+from reshard.boxes import format_box
 
 _TIER_WORDS = {
     "device": "the devices themselves",
@@ -172,6 +176,34 @@ def _describe_state(record: Record) -> str:
         case PersistFailed():
             who = "" if record.slice_index is None else f" (slice {record.slice_index})"
             return f"step {record.step} is NOT in the persistent tier{who}: {record.reason}"
+        case CopiesCompared(is_audit=True):
+            return "audit: every copy on the devices compared"
+        case CopiesCompared():
+            captures = "1 capture" if record.num_captures == 1 else f"{record.num_captures} captures"
+            return f"copies of {captures} compared across slices"
+        case CorruptionSuspected():
+            return describe_corruption(record)
         case MessageRefused():
             return f"message from {record.sender} refused: {record.reason}"
     return ""
+
+
+def describe_corruption(record: CorruptionSuspected) -> str:
+    """Which step, arrays and slice a finding of silent corruption is about, in a sentence."""
+    arrays = "1 array" if record.num_arrays == 1 else f"{record.num_arrays} arrays"
+    by = " (audit)" if record.is_audit else ""
+    named = "; ".join(describe_suspect(box) for box in record.boxes)
+    more = record.num_arrays - len(record.boxes)
+    return f"SILENT CORRUPTION: copies of {arrays} of step {record.step} differ{by}: {named}" + (
+        f"; and {more} more" if more > 0 else ""
+    )
+
+
+def describe_suspect(found: SuspectBox | Corruption) -> str:
+    """Which array, and on which slice it is wrong, for people."""
+    where = f"{found.path} {format_box(found.box)}"
+    who = format_slices(found.suspects)
+    if not found.is_majority:
+        return f"{where} on {f'one of {who}' if len(found.suspects) > 1 else who}"
+    devices = f" (mesh device {', '.join(map(str, found.devices))})" if found.devices else ""
+    return f"{where} is wrong on {who}{devices}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from elastic.history_copies import audit_copies
 from elastic.history_lineage import Lineage
 from elastic.history_samples import SampleAudit, disagreeing_journals
 from elastic.records import Record, RestoreChecked, StepCommitted, WorldFormed, of_kind
@@ -30,6 +31,7 @@ def judge(records: Sequence[Record], lineage: Lineage, audit: SampleAudit) -> di
             known=any_commit and all(c.sample_ids for e in lineage.executions.values() for c in e.commits),
         ),
         "plan_minimal": _judge_plans(records),
+        "copies_agree": audit_copies(records).verdict,
     }
 
 

@@ -3,23 +3,25 @@
 Each event first becomes a fact about a member (`elastic.facts`), in whatever phase; then the table says what
 the phase does about it. A loss in any phase starts the next generation from what survives. The
 `elastic.moves_*` modules hold what the machine does; they import each other one way: `restore` → `run` →
-`fence` → `decide` → `end`.
+`fence` → `decide` → `end` → `audit`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from elastic import facts, moves_end, moves_fence, moves_restore, moves_run
+from elastic import facts, moves_audit, moves_end, moves_fence, moves_restore, moves_run
 from elastic.events import (
     AgentAttached,
     AgentLost,
+    Captured,
     Command,
     Committed,
     DigestDone,
     Event,
     Fenced,
     Finished,
+    LaidOut,
     LeftWorld,
     Persisted,
     PersistedFound,
@@ -57,6 +59,11 @@ def suspect(turn: Turn, event: Event) -> None:
     moves_run.suspect(turn, event)
 
 
+def order_audit(turn: Turn, event: Event) -> None:
+    """Have everything on the devices compared, if copies disagreed."""
+    moves_audit.order_audit(turn)
+
+
 def fail(turn: Turn, event: Event) -> None:
     """The job cannot go on: stop everything with the reason."""
     if isinstance(event, WorkerFailed):
@@ -87,6 +94,8 @@ EVENTS: tuple[type[Event], ...] = (
     Staged,
     Rebuilt,
     Committed,
+    LaidOut,
+    Captured,
     LeftWorld,
     Finished,
     DigestDone,
@@ -110,6 +119,8 @@ _ALWAYS: dict[type[Event], Reaction] = {
     Staged: ignore,
     Rebuilt: ignore,
     Committed: ignore,
+    LaidOut: ignore,
+    Captured: ignore,
     LeftWorld: ignore,
     Finished: ignore,
     DigestDone: ignore,
@@ -130,6 +141,7 @@ TABLE: dict[Phase, dict[type[Event], Reaction]] = {
         StepFailed: suspect,
         PreemptionNotice: advance,
         Committed: advance,
+        Captured: order_audit,
         LeftWorld: advance,
         Finished: advance,
         DigestDone: advance,
@@ -142,7 +154,14 @@ TABLE: dict[Phase, dict[type[Event], Reaction]] = {
     Phase.RESTORING: _ALWAYS | {Staged: advance, ServiceReady: advance},
     Phase.REBUILDING: _ALWAYS | {Rebuilt: advance, ServiceReady: advance, StepFailed: suspect},
     Phase.REPLAYING: _ALWAYS
-    | {StepFailed: suspect, Committed: advance, LeftWorld: advance, Finished: advance, DigestDone: advance},
+    | {
+        StepFailed: suspect,
+        Committed: advance,
+        Captured: order_audit,
+        LeftWorld: advance,
+        Finished: advance,
+        DigestDone: advance,
+    },
     Phase.COMPLETED: _ENDED,
     Phase.FAILED: _ENDED,
 }

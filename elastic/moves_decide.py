@@ -60,7 +60,7 @@ def choose(turn: Turn) -> tuple[Choice | None, str]:
     """The snapshot to go back to. What rehearsals left in memory does not count."""
     if not turn.state.started:
         return None, "the first world begins with a fresh state"
-    return choose_restore(turn.state.held(), dict(turn.state.restored_steps))
+    return choose_restore(turn.state.held(), dict(turn.state.restored_steps), turn.state.copies.named)
 
 
 def _may_memory_come_back(turn: Turn) -> bool:

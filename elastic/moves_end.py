@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from elastic.choose import choose_persisted, choose_restore
 from elastic.events import Phase, Shutdown
+from elastic.moves_audit import tell_comparisons
 from elastic.records import RunEnded
 from elastic.turn import Turn
 
@@ -36,7 +37,7 @@ def describe_state_left(turn: Turn) -> str:
     if state.newest_committed < 0:
         return "no step had been committed"
     restored_steps = dict(state.restored_steps)
-    choice, why = choose_restore(state.held(), restored_steps)
+    choice, why = choose_restore(state.held(), restored_steps, state.copies.named)
     if choice is None and (persisted := choose_persisted(state.persisted, restored_steps)) is not None:
         return f"the state of step {persisted.step} is left in the persistent tier ({why})"
     if choice is None:
@@ -52,7 +53,7 @@ def _restorable_step(turn: Turn) -> int | None:
     if not looked or any(member.attached and not member.fenced for member in state.members):
         return None
     restored_steps = dict(state.restored_steps)
-    choice, _ = choose_restore(state.held(), restored_steps)
+    choice, _ = choose_restore(state.held(), restored_steps, state.copies.named)
     choice = choice or choose_persisted(state.persisted, restored_steps)
     return choice.step if choice else -1
 
@@ -60,6 +61,7 @@ def _restorable_step(turn: Turn) -> int | None:
 def _end(
     turn: Turn, outcome: str, error: str, exit_status: int = 0, restorable_step: int | None = None
 ) -> None:
+    tell_comparisons(turn)
     state = turn.state
     turn.write(
         RunEnded(

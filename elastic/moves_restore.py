@@ -55,6 +55,8 @@ def assign(turn: Turn) -> None:
         # From now on this world may capture: what was captured beyond its step before is left behind.
         restored_step = state.choice.step if state.choice else -1
         turn.change(restored_steps=(*state.restored_steps, (state.generation, restored_step)))
+    copies = state.choice.left_out if state.choice else ()
+    left_out = tuple((copy.host, copy.path, copy.box) for copy in copies)
     for rank, index in enumerate(state.world):
         turn.update(index, worker=WorkerState.IN_WORLD, done=False, fresh=False)
         turn.send(
@@ -68,9 +70,11 @@ def assign(turn: Turn) -> None:
                     restore_step=state.choice.step if state.choice else None,
                     restore_generation=state.choice.generation if state.choice else None,
                     restore_position=state.choice.position if state.choice else 0,
+                    left_out=left_out,
                     newest_committed=state.newest_committed,
                     rehearsal=state.rehearsing,
                     replicas=state.config.replicas,
+                    audit_every=state.config.audit_every,
                 ),
             )
         )

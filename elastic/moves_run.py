@@ -158,7 +158,7 @@ def finish(turn: Turn) -> None:
             complete(turn)
         return
     held = {host_of(index): state.member(index).snapshots for index in state.world}
-    choice, _ = choose_restore(held, dict(state.restored_steps))
+    choice, _ = choose_restore(held, dict(state.restored_steps), state.copies.named)
     if choice is None or choice.step != state.finished_step:
         complete(turn)
         return

@@ -16,6 +16,7 @@ from elastic.protocol import WorkerCommitted
 from elastic.records import RunEnded
 from reshard.errors import ElasticError
 from reshard.ids import HostId
+from reshard.layout import Layout
 from snapshot.arena import Arena
 
 
@@ -43,6 +44,10 @@ class Link(Protocol):
         """The step after whose boundary to stop, None to go on."""
         ...
 
+    def audit_step(self, generation: int) -> int | None:
+        """The step whose capture, or the first one after it, is to be an audit; None without an order."""
+        ...
+
     def wait_fenced(self, generation: int, timeout_s: float | None) -> bool:
         """Block until the world of `generation` is given up (True), or the time is over or the job complete
         (False).
@@ -63,6 +68,14 @@ class Link(Protocol):
         self, generation: int, restored_step: int | None, form_s: float, restore_s: float, shm_bytes: int
     ) -> None:
         """Tell that the state is on the devices."""
+        ...
+
+    def laid_out(self, generation: int, layout: Layout) -> None:
+        """Tell where each box of the world's state is (the first slice, for all)."""
+        ...
+
+    def captured(self, host: HostId, generation: int, step: int, checksums: bytes, *, is_audit: bool) -> None:
+        """Tell the checksums of one host's capture, or audit, of a step; see `elastic.events.Captured`."""
         ...
 
     def committed(self, message: WorkerCommitted) -> None:

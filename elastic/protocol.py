@@ -10,7 +10,10 @@ from typing import get_args
 from elastic.events import (
     AgentCommand,
     AgentEvent,
+    AuditAfter,
+    Captured,
     Fence,
+    LaidOut,
     LeftWorld,
     PreemptionNotice,
     StepFailed,
@@ -127,6 +130,8 @@ WORKER_CODEC = Codec(
         WorkerCommitted,
         Unwound,
         LoopEnded,
+        LaidOut,
+        Captured,
         LeftWorld,
         StepFailed,
         WorkerFailed,
@@ -136,6 +141,7 @@ WORKER_CODEC = Codec(
         JobEnded,
         Fence,
         StopAfter,
+        AuditAfter,
     )
 )
 CONTROL_CODEC = Codec(

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from reshard.boxes import Box
 from reshard.errors import UsageError
 
 R = TypeVar("R")
@@ -200,6 +201,52 @@ class PersistFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CopiesCompared:
+    """The checksums of so many captures more have been compared across slices; `is_audit`: of one audit, of
+    all copies on the devices.
+    """
+
+    unix_s: float
+    generation: int
+    num_captures: int
+    is_audit: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuspectBox:
+    """A box whose copies differ. `suspects` are the slices whose copies a majority finds wrong; without one
+    (`is_majority` False) all that have it. `devices` are positions in the mesh, where devices were compared.
+    """
+
+    path: str
+    box: Box
+    slices: tuple[int, ...]
+    suspects: tuple[int, ...]
+    is_majority: bool
+    devices: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorruptionSuspected:
+    """Copies of the state after `step`, which must be the same, differ: some were changed without an error.
+
+    `num_arrays` arrays and `num_boxes` boxes are concerned, of which `boxes` names a few. `slices` were
+    compared; `suspects` are those that a majority names, or (`is_majority` False) all that differ.
+    """
+
+    unix_s: float
+    generation: int
+    step: int
+    is_audit: bool
+    num_arrays: int
+    num_boxes: int
+    slices: tuple[int, ...]
+    suspects: tuple[int, ...]
+    is_majority: bool
+    boxes: tuple[SuspectBox, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MessageRefused:
     """A message or call with a stale generation or a wrong token was refused (fencing)."""
 
@@ -241,6 +288,8 @@ Record = (
     | SnapshotsVerified
     | SnapshotPersisted
     | PersistFailed
+    | CopiesCompared
+    | CorruptionSuspected
     | MessageRefused
     | RunEnded
 )
@@ -261,6 +310,8 @@ _TYPES: dict[str, type[Any]] = {
         SnapshotsVerified,
         SnapshotPersisted,
         PersistFailed,
+        CopiesCompared,
+        CorruptionSuspected,
         MessageRefused,
         RunEnded,
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from elastic.history_copies import audit_copies
 from elastic.history_lineage import Execution, Lineage, rehearsal_generations, trace_lineage
 from elastic.history_phases import Span, end_of
 from elastic.history_recoveries import build_recoveries, real_worlds
@@ -33,6 +34,7 @@ from elastic.report_schema import (
     PHASES,
     SCHEMA,
     Badput,
+    Corruption,
     Final,
     PhaseTimes,
     Recovery,
@@ -48,6 +50,7 @@ from reshard.errors import UsageError
 __all__ = [
     "SCHEMA",
     "Badput",
+    "Corruption",
     "Final",
     "PhaseTimes",
     "Recovery",
@@ -201,6 +204,7 @@ def _snapshots(records: Sequence[Record], lineage: Lineage, replicas: int) -> Sn
     verified = [r for r in of_kind(records, SnapshotsVerified) if r.generation not in rehearsals]
     stalls = sorted(commit.stall_s for commit in captures)
     persisted = of_kind(records, SnapshotPersisted)
+    copies = audit_copies(records)
     return Snapshots(
         captured=len(captures),
         verified=len(verified),
@@ -212,6 +216,10 @@ def _snapshots(records: Sequence[Record], lineage: Lineage, replicas: int) -> Sn
         persisted=len(persisted),
         persist_failed=len(of_kind(records, PersistFailed)),
         persisted_step=persisted[-1].step if persisted else None,
+        compared=copies.compared,
+        audits=copies.audits,
+        disagreements=copies.disagreements,
+        corruptions=copies.corruptions,
     )
 
 

@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elastic.history_text import describe, format_bytes, format_seconds, format_slices
+from elastic.history_text import describe, describe_suspect, format_bytes, format_seconds, format_slices
 from elastic.records import (
+    CorruptionSuspected,
     FaultInjected,
     LossDetected,
     Record,
@@ -26,7 +27,15 @@ if TYPE_CHECKING:
 TEMPLATE = Path(__file__).with_name("report_page.html")
 MAX_EVENTS = 200
 
-_NOTABLE = (RunStarted, FaultInjected, LossDetected, WorldFormed, SnapshotRejected, RunEnded)
+_NOTABLE = (
+    RunStarted,
+    FaultInjected,
+    LossDetected,
+    WorldFormed,
+    SnapshotRejected,
+    CorruptionSuspected,
+    RunEnded,
+)
 
 _PROMISES = {
     "no_step_lost": "No committed optimizer step was lost",
@@ -37,6 +46,7 @@ _PROMISES = {
     "one_group_at_a_time": "Never did two groups go on at once",
     "journals_agree": "All slices wrote down the same samples for each step",
     "plan_minimal": "No more bytes were moved than had to be",
+    "copies_agree": "Copies of the state on different slices are the same, bit for bit",
 }
 
 
@@ -54,6 +64,10 @@ def render_html(report: Report, records: Sequence[Record] = ()) -> str:
         started=started.strftime("%Y-%m-%d %H:%M:%S UTC"),
         worst_mttr_s=max((r.mttr_s for r in report.recoveries if r.mttr_s is not None), default=None),
         phases=PHASES,
+        corruptions=[
+            f"since step {found.first_step}: {describe_suspect(found)}"
+            for found in report.snapshots.corruptions
+        ],
     )
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from reshard.boxes import Box
+
 SCHEMA = 1
 
 Verdict = Literal["held", "broken", "unknown"]
@@ -119,12 +121,31 @@ class Recovery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Corruption:
+    """An array whose copies differ: since when, one of its boxes, and the slices it is wrong on.
+
+    Without a majority (`is_majority` False) it is wrong on one of `suspects`. `devices` are positions in the
+    mesh.
+    """
+
+    first_step: int
+    path: str
+    box: Box
+    slices: tuple[int, ...]
+    suspects: tuple[int, ...]
+    is_majority: bool
+    devices: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshots:
     """Host snapshots (one slice's copy of one step): taken, verified before a restore, refused.
 
     `bytes_per_host` is the largest taken; the stalls are how long `commit` held the loop of a worker.
     `persisted` and `persist_failed` count whole snapshots in the persistent tier; `persisted_step` is the
     newest of them.
+    `compared` captures and `audits` had their copies on different slices compared, `disagreements` of them
+    with a finding; `corruptions` are the first arrays found.
     """
 
     captured: int
@@ -137,6 +158,10 @@ class Snapshots:
     persisted: int = 0
     persist_failed: int = 0
     persisted_step: int | None = None
+    compared: int = 0
+    audits: int = 0
+    disagreements: int = 0
+    corruptions: tuple[Corruption, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from elastic.history_text import format_bytes, format_seconds
+from elastic.history_text import describe_suspect, format_bytes, format_seconds
 from elastic.report_schema import PHASES, Recovery, Report
 
 if TYPE_CHECKING:
@@ -151,10 +151,18 @@ def _snapshots_line(report: Report) -> RenderableType:
     counts = f"{snapshots.captured:,} taken, {snapshots.verified:,} verified, {snapshots.rejected:,} refused"
     stall = f"p50 {format_seconds(snapshots.stall_s_p50)}, p99 {format_seconds(snapshots.stall_s_p99)}"
     size = format_bytes(snapshots.bytes_per_host)
-    line = f"Snapshots: {counts}; {size} a host, {snapshots.replicas} replicas; stall {stall}"
+    text = Text(f"Snapshots: {counts}; {size} a host, {snapshots.replicas} replicas; stall {stall}")
     if snapshots.persisted or snapshots.persist_failed:
-        newest = (
-            "" if snapshots.persisted_step is None else f", the newest of step {snapshots.persisted_step}"
-        )
-        line += f"\nPersistent tier: {snapshots.persisted} written{newest}; {snapshots.persist_failed} failed"
-    return Text(line)
+        step = snapshots.persisted_step
+        newest = "" if step is None else f", the newest of step {step}"
+        style = "red" if snapshots.persist_failed else ""
+        written = f"{snapshots.persisted} written{newest}; {snapshots.persist_failed} failed"
+        text.append(f"\nPersistent tier: {written}", style=style)
+    compared = f"{snapshots.compared:,} captures and {snapshots.audits:,} audits compared across slices"
+    text.append(f"\nCopies: {compared}")
+    if not snapshots.disagreements:
+        return text
+    text.append(f", SILENT CORRUPTION found in {snapshots.disagreements:,}", style="bold red")
+    for found in snapshots.corruptions:
+        text.append(f"\n  since step {found.first_step}: {describe_suspect(found)}", style="red")
+    return text

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from elastic.choose import Choice
+from elastic.copy_check import CopyCheck
 from elastic.events import Phase, SnapshotSummary, WorkerState, host_of
 from reshard.errors import UsageError
 from reshard.ids import HostId
@@ -65,6 +66,8 @@ class Config:
     """How many smaller worlds run one step before the start, to put their programs into the compile cache."""
     persists: bool = False
     """Whether snapshots go to a persistent tier; the one of the last step does, before the job ends."""
+    audit_every: int = 50
+    """Captures from one audit of all copies on the devices to the next; 0: only when copies disagreed."""
     max_starts: int = 8
     """How often a slice's worker is started without a new step before the slice is left out."""
     timing: Timing = field(default_factory=Timing)
@@ -76,6 +79,8 @@ class Config:
             raise UsageError(f"min-slices must be between 1 and {self.num_slices}, not {self.min_slices}")
         if self.replicas < 1:
             raise UsageError(f"replicas must be at least 1, not {self.replicas}")
+        if self.audit_every < 0:
+            raise UsageError(f"audit-every must be 0 or more, not {self.audit_every}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +153,8 @@ class JobState:
     world_generation: int = 0
     """The generation of the newest world that was decided."""
     choice: Choice | None = None
+    copies: CopyCheck = field(default_factory=CopyCheck)
+    """What is known of the copies of this world's captures on different slices."""
     service_generation: int = 0
     service_address: str = ""
     overtime: bool = False

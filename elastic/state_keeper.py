@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
+from elastic.audit_schedule import AuditSchedule
 from elastic.events import WorldSpec
 from elastic.ports import Link, Runtime
+from reshard.copies import pack_checksums
 from reshard.errors import MissingShardError
 from reshard.redundancy import captures
 from snapshot.arena import MIN_SLOTS
+from snapshot.audit import Auditor
 from snapshot.capture import Capturer
 from snapshot.contents import open_source
 from snapshot.journal import record_bytes
@@ -73,6 +77,9 @@ class StateKeeper:
         self._elastic_axis = elastic_axis
         self._capture_every = capture_every
         self._capturers: list[Capturer] = []
+        self._auditor: Auditor | None = None
+        newest_step = -1 if spec.restore_step is None else spec.restore_step
+        self._audits = AuditSchedule(spec.audit_every * capture_every, newest_step)
 
     def make(
         self, init: Callable[..., Any], shardings: Any, arguments: tuple[Any, ...], runtime: Runtime
@@ -99,14 +106,28 @@ class StateKeeper:
 
     def capture(self, state: Any, step: int, position: int) -> tuple[float, int]:
         """Copy this process's share into the snapshots; returns how long the loop was held (seconds) and
-        the bytes.
+        the bytes. The checksums are told, to be compared with those of other slices.
         """
         stall_s, captured_bytes = 0.0, 0
+        generation = self._spec.generation
         for capturer in self._capturers:
-            stats = capturer.capture(state, step=step, generation=self._spec.generation, position=position)
+            stats = capturer.capture(state, step=step, generation=generation, position=position)
             stall_s += stats.copy_s
             captured_bytes += stats.captured_bytes
+            checksums = pack_checksums(stats.checksums)
+            self._link.captured(capturer.static.host, generation, step, checksums, is_audit=False)
+        if self._audits.take_due(step, self._link.audit_step(generation)):
+            stall_s += self._audit(state, step)
         return stall_s, captured_bytes
+
+    def _audit(self, state: Any, step: int) -> float:
+        """Tell the checksums of all that the devices hold; returns how long the loop was held (seconds)."""
+        if self._auditor is None:
+            return 0.0
+        began_s = time.perf_counter()
+        for host, checksums in self._auditor.checksums(state).items():
+            self._link.captured(host, self._spec.generation, step, checksums, is_audit=True)
+        return time.perf_counter() - began_s
 
     def is_due(self, step: int, *, is_last: bool) -> bool:
         """Whether the state after `step` is to be captured: each k-th, and the first and last of the run."""
@@ -122,7 +143,9 @@ class StateKeeper:
         paths = [path for arena in self._link.arenas().values() for path in arena.slot_files()]
         # The chosen snapshot, and what the agents fetched of it for this world; no other timeline's.
         generations = (self._spec.restore_generation or 0, self._spec.generation)
-        source = open_source(paths, step, generations)
+        captured_in = self._spec.restore_generation or 0
+        left_out = frozenset((captured_in, *copy) for copy in self._spec.left_out)
+        source = open_source(paths, step, generations, left_out)
         if not source.arrays:
             source.close()
             raise MissingShardError("every array", (), step)
@@ -132,6 +155,11 @@ class StateKeeper:
         """Make room in the arenas and work out what goes where, so that captures only copy."""
         hosts = {device.id: runtime.host_of(device) for device in self._mesh.devices.flat}
         layout = layout_of(state, self._mesh, hosts, elastic_axis=self._elastic_axis)
+        if self._spec.rank == 0 and not self._spec.rehearsal:
+            self._link.laid_out(self._spec.generation, layout)
+        self._auditor = Auditor(
+            layout, [device.id for device in self._mesh.devices.flat], self._link.arenas()
+        )
         chosen = captures(layout, self._spec.replicas)
         for host, arena in self._link.arenas().items():
             if host not in chosen:

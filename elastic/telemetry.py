@@ -10,6 +10,7 @@ from opentelemetry import metrics, trace
 from opentelemetry.trace import Span, set_span_in_context
 
 from elastic.records import (
+    CorruptionSuspected,
     LossDetected,
     PersistFailed,
     PhaseEntered,
@@ -38,6 +39,11 @@ class RecoveryTracer:
         self._persisted = meter.create_counter(
             "elastic.snapshot.persisted", description="Snapshots for the persistent tier by outcome."
         )
+        self._disagreements = meter.create_counter(
+            "elastic.snapshot.disagreements",
+            unit="{box}",
+            description="Boxes of which copies on different slices or devices differ.",
+        )
         self._recovery: Span | None = None
         self._phase: tuple[str, float, Span] | None = None
         self._cause = "none"
@@ -55,6 +61,8 @@ class RecoveryTracer:
         elif isinstance(record, SnapshotPersisted | PersistFailed):
             is_there = isinstance(record, SnapshotPersisted)
             self._persisted.add(1, {"outcome": "written" if is_there else "failed"})
+        elif isinstance(record, CorruptionSuspected):
+            self._disagreements.add(record.num_boxes, {"found_by": "audit" if record.is_audit else "capture"})
         elif isinstance(record, StepCommitted) and record.step > self._newest_step:
             self._newest_step = record.step  # each slice tells of each step; it counts once
             self._steps.add(1, {"kind": "committed"})

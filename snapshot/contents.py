@@ -10,7 +10,7 @@ from reshard.errors import CorruptCopyError
 from reshard.holdings import Holding
 from snapshot.manifest import Manifest
 from snapshot.slot_reader import SlotReader
-from snapshot.source import ShardSource
+from snapshot.source import ShardSource, StoredCopy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,15 +109,23 @@ def verify_contents(paths: Iterable[Path], step: int | None) -> VerifiedHoldings
     return VerifiedHoldings(holdings=tuple(holdings), rejected=tuple(rejected))
 
 
-def open_source(paths: Iterable[Path], step: int, generations: Collection[int] | None = None) -> ShardSource:
-    """Return a reader of all these files hold of a step, captured in one of `generations` (None: any)."""
+def open_source(
+    paths: Iterable[Path],
+    step: int,
+    generations: Collection[int] | None = None,
+    left_out: Collection[StoredCopy] = (),
+) -> ShardSource:
+    """Return a reader of all these files hold of a step, captured in one of `generations` (None: any).
+
+    The copies in `left_out` are not read.
+    """
     matching: list[tuple[SlotReader, Manifest]] = []
     for reader, manifest in complete_slots(paths, []):
         if manifest.step == step and (generations is None or manifest.generation in generations):
             matching.append((reader, manifest))
         else:
             reader.close()
-    return ShardSource(step, matching)
+    return ShardSource(step, matching, left_out)
 
 
 def newest_slot(paths: Iterable[Path]) -> Path | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +13,14 @@ import numpy.typing as npt
 from reshard.boxes import Box, BoxIndex, contains, intersect, relative_slices, shape_of, subtract, volume
 from reshard.errors import CorruptCopyError, MissingShardError
 from reshard.execute import element_dtype
+from reshard.ids import HostId
 from reshard.layout import ArrayLayout
 from snapshot.manifest import Manifest
 from snapshot.slot_reader import SlotReader
 
 Elements = npt.NDArray[Any]
+StoredCopy = tuple[int, HostId, str, Box]
+"""One copy of a box: (generation that captured it, host whose memory it is in, path, box)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +33,16 @@ class ShardSource:
     """The verified shards of one step in one arena: slots and stage together.
 
     Everything read is checked against its checksum; a damaged copy is passed over for another, and
-    counted in `rejected`. Elements are opaque values of the array's item size.
+    counted in `rejected`; those in `left_out` are not read. Elements are opaque values of the array's item
+    size.
     """
 
-    def __init__(self, step: int, readers: Iterable[tuple[SlotReader, Manifest]]) -> None:
+    def __init__(
+        self,
+        step: int,
+        readers: Iterable[tuple[SlotReader, Manifest]],
+        left_out: Collection[StoredCopy] = (),
+    ) -> None:
         self.step = step
         self.arrays: dict[str, ArrayLayout] = {}
         self.rejected: list[str] = []
@@ -43,7 +52,7 @@ class ShardSource:
         self._copies: defaultdict[str, dict[Box, list[_Copy]]] = defaultdict(dict)
         self._cache: tuple[str, dict[Box, Elements | None]] = ("", {})
         for reader, manifest in readers:
-            self._add(reader, manifest)
+            self._add(reader, manifest, left_out)
 
     def boxes(self, path: str) -> tuple[Box, ...]:
         """Return the boxes of `path` that are stored, in order."""
@@ -84,12 +93,15 @@ class ShardSource:
         for reader in self._readers:
             reader.close()
 
-    def _add(self, reader: SlotReader, manifest: Manifest) -> None:
+    def _add(self, reader: SlotReader, manifest: Manifest, left_out: Collection[StoredCopy]) -> None:
         self._readers.append(reader)
         if manifest.generation >= self.generation:
             self.generation, self.position = manifest.generation, manifest.position
         self.arrays.update((array.path, array) for array in manifest.static.layout.arrays)
+        source = manifest.generation, manifest.static.host
         for index, entry in enumerate(manifest.static.shards):
+            if left_out and (*source, entry.path, entry.box) in left_out:
+                continue
             self._copies[entry.path].setdefault(entry.box, []).append(_Copy(reader, index))
 
     def _shard(self, array: ArrayLayout, box: Box) -> Elements | None:

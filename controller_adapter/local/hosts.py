@@ -15,6 +15,7 @@ from elastic.events import (
     AgentAttached,
     AgentCommand,
     Assign,
+    AuditAfter,
     ComputeDigest,
     EndWorker,
     Event,
@@ -50,6 +51,7 @@ class VirtualHosts:
         self.fenced_below = 0
         """Every world before this generation has been given up."""
         self.stop_after: StopAfter | None = None
+        self.audit_after: AuditAfter | None = None
         self._tell = tell
         self._next_world: WorldSpec | None = None
         self._incarnations = itertools.count(FIRST_INCARNATION)
@@ -74,7 +76,7 @@ class VirtualHosts:
         world, self._next_world = self._next_world, None
         if world is not None:
             self.inside = world.generation
-            self.stop_after = None
+            self.stop_after = self.audit_after = None
         return world
 
     def leave(self) -> None:
@@ -129,6 +131,9 @@ class VirtualHosts:
 
     def _stop_after(self, host: VirtualHost, command: StopAfter) -> None:
         self.stop_after = command
+
+    def _audit_after(self, host: VirtualHost, command: AuditAfter) -> None:
+        self.audit_after = command
 
     def _stage(self, host: VirtualHost, command: Stage) -> None:
         error = ""
@@ -187,6 +192,7 @@ _PERFORM: dict[type[Any], Callable[[VirtualHosts, VirtualHost, Any], None]] = {
     EndWorker: VirtualHosts._end_worker,
     Fence: VirtualHosts._fence,
     StopAfter: VirtualHosts._stop_after,
+    AuditAfter: VirtualHosts._audit_after,
     Stage: VirtualHosts._stage,
     ComputeDigest: VirtualHosts._digest,
     Assign: VirtualHosts._assign,

@@ -6,10 +6,11 @@ import time
 from collections.abc import Mapping
 
 from controller_adapter.local.engine import TICK_S, LocalEngine
-from elastic.events import Finished, LeftWorld, Rebuilt, WorkerFailed, WorldSpec, host_of
+from elastic.events import Captured, Finished, LaidOut, LeftWorld, Rebuilt, WorkerFailed, WorldSpec, host_of
 from elastic.ports import JobOver
 from elastic.protocol import WorkerCommitted
 from reshard.ids import HostId
+from reshard.layout import Layout
 from snapshot.arena import Arena
 
 
@@ -46,6 +47,11 @@ class LocalLink:
         """The step after whose boundary to stop, None to go on."""
         stop = self.engine.hosts.stop_after
         return stop.step if stop is not None and stop.generation == generation else None
+
+    def audit_step(self, generation: int) -> int | None:
+        """The step whose capture, or the first one after it, is to be an audit; None without an order."""
+        audit = self.engine.hosts.audit_after
+        return audit.step if audit is not None and audit.generation == generation else None
 
     def wait_fenced(self, generation: int, timeout_s: float | None) -> bool:
         """Block until the world is given up (True), or the time is over or the job complete (False).
@@ -90,6 +96,23 @@ class LocalLink:
                 )
             )
         self.engine.pump()
+
+    def laid_out(self, generation: int, layout: Layout) -> None:
+        """Tell where each box of the world's state is."""
+        first = self.engine.hosts.members()[0].slice_index
+        self.engine.take(LaidOut(slice_index=first, generation=generation, layout=layout))
+
+    def captured(self, host: HostId, generation: int, step: int, checksums: bytes, *, is_audit: bool) -> None:
+        """Tell the checksums of one slice's capture, or audit."""
+        self.engine.take(
+            Captured(
+                slice_index=host.slice_index,
+                generation=generation,
+                step=step,
+                checksums=checksums,
+                is_audit=is_audit,
+            )
+        )
 
     def committed(self, message: WorkerCommitted) -> None:
         """Tell that a step's outputs are ready and captured, on every slice of the world."""

@@ -1,0 +1,192 @@
+"""Comparing the copies of each capture across slices: what the state machine keeps for it, as frozen values.
+
+At each capture the workers tell the checksums of what they stored; at an audit, those of all that is on
+their devices. Copies of one (step, generation) are compared once every slice of the world has told, or with
+those that have when newer steps push it out: nobody is waited for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from elastic.events import Captured, host_of
+from elastic.records import CorruptionSuspected, SuspectBox
+from reshard.copies import CopyIndex, Disagreement
+from reshard.layout import Layout
+from reshard.redundancy import captures
+
+MAX_STEPS = 4
+"""Captures whose checksums are kept while some slices have not told theirs yet."""
+MAX_NAMED = 8
+"""Arrays that one record names; how many there are it counts."""
+TELL_EVERY = 50
+"""Comparisons without a finding until the history is told of them."""
+
+Named = frozenset[tuple[int, str, int]]
+"""(generation, path, slice): arrays of which a majority has found a slice's copy wrong in a generation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """The checksums that slices have told of one capture, or of one audit."""
+
+    step: int
+    is_audit: bool
+    checksums: tuple[tuple[int, bytes], ...]
+
+    @property
+    def slices(self) -> tuple[int, ...]:
+        """The slices that have told."""
+        return tuple(slice_index for slice_index, _ in self.checksums)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One table, compared."""
+
+    step: int
+    is_audit: bool
+    slices: tuple[int, ...]
+    disagreements: tuple[Disagreement, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyCheck:
+    """What is known of the copies of the present world's captures."""
+
+    generation: int = 0
+    layout: Layout | None = None
+    stored_index: CopyIndex | None = field(default=None, compare=False, repr=False)
+    device_index: CopyIndex | None = field(default=None, compare=False, repr=False)
+    tables: tuple[Table, ...] = ()
+    newest_done: tuple[int, int] = (-1, -1)
+    """The newest capture and audit that were compared: what comes of older ones is too late."""
+    wants_audit: bool = False
+    audit_step: int | None = None
+    """The step from which on an audit was ordered that has not been compared yet."""
+    is_audited: bool = False
+    """Whether the newest audit of this generation has found what disagrees: no need to order another."""
+    num_untold: int = 0
+    """Comparisons without a finding that the history has not been told of yet."""
+    num_told: int = 0
+    named: Named = frozenset()
+
+    def entered(self, generation: int, layout: Layout) -> CopyCheck:
+        """For a new world; which copies majorities have found wrong before is kept."""
+        return CopyCheck(generation=generation, layout=layout, named=self.named)
+
+    def taken_in(
+        self, event: Captured, world: tuple[int, ...], replicas: int
+    ) -> tuple[CopyCheck, list[Comparison]]:
+        """Take in what one slice told; return what could be compared with it.
+
+        A table that does not fit the layout is left out (its slice is then not compared).
+        """
+        layout = self.layout
+        if layout is None or event.step <= self.newest_done[event.is_audit]:
+            return self, []
+        check = self._with_table(event)
+        done: list[Comparison] = []
+        waiting: list[Table] = []
+        num_spare = len(check.tables) - MAX_STEPS
+        for place, table in enumerate(check.tables):
+            if set(world) <= set(table.slices) or (place < num_spare and len(table.checksums) > 1):
+                check, index = check._with_index(layout, replicas, is_audit=table.is_audit)
+                done.append(_compare(table, index))
+            elif place >= num_spare:
+                waiting.append(table)
+        newest = list(check.newest_done)
+        for comparison in done:
+            newest[comparison.is_audit] = max(newest[comparison.is_audit], comparison.step)
+        return replace(check, tables=tuple(waiting), newest_done=(newest[0], newest[1])), done
+
+    def _with_table(self, event: Captured) -> CopyCheck:
+        key = (event.step, event.is_audit)
+        tables = {(table.step, table.is_audit): table for table in self.tables}
+        known = tables.get(key, Table(step=event.step, is_audit=event.is_audit, checksums=()))
+        others = tuple(entry for entry in known.checksums if entry[0] != event.slice_index)
+        tables[key] = replace(known, checksums=(*others, (event.slice_index, event.checksums)))
+        return replace(self, tables=tuple(tables[key] for key in sorted(tables)))
+
+    def _with_index(self, layout: Layout, replicas: int, *, is_audit: bool) -> tuple[CopyCheck, CopyIndex]:
+        """The index of what is compared, worked out once for a world, when it is first needed."""
+        if is_audit:
+            index = self.device_index or CopyIndex.of_devices(layout)
+            return replace(self, device_index=index), index
+        index = self.stored_index or CopyIndex.of_captures(captures(layout, replicas))
+        return replace(self, stored_index=index), index
+
+
+def _compare(table: Table, index: CopyIndex) -> Comparison:
+    fitting = {
+        host_of(slice_index): checksums
+        for slice_index, checksums in sorted(table.checksums)
+        if index.fits(host_of(slice_index), checksums)
+    }
+    return Comparison(
+        step=table.step,
+        is_audit=table.is_audit,
+        slices=tuple(host.slice_index for host in fitting),
+        disagreements=index.compare(fitting),
+    )
+
+
+def named_by(comparison: Comparison, generation: int) -> Named:
+    """The copies that a majority found wrong."""
+    return frozenset(
+        (generation, found.path, slice_index)
+        for found in comparison.disagreements
+        if found.good is not None
+        for slice_index in found.suspects
+    )
+
+
+def is_explained(comparison: Comparison, check: CopyCheck) -> bool:
+    """Whether a majority has already told in this generation which slice is wrong, for all that differs."""
+    return all(
+        any((check.generation, found.path, slice_index) in check.named for slice_index in found.suspects)
+        for found in comparison.disagreements
+    )
+
+
+def disagreement_record(comparison: Comparison, generation: int, unix_s: float) -> CorruptionSuspected:
+    """What the history says of a comparison with a finding: at most `MAX_NAMED` arrays, one box of each.
+
+    The suspects are the slices that majorities name; without any, all whose copies differ.
+    """
+    by_path: dict[str, Disagreement] = {}
+    for found in comparison.disagreements:
+        known = by_path.setdefault(found.path, found)
+        if known.good is None and found.good is not None:
+            by_path[found.path] = found
+    paths = sorted(by_path, key=lambda path: (by_path[path].good is None, path))
+    is_named = any(found.good is not None for found in comparison.disagreements)
+    suspects = {
+        slice_index
+        for found in comparison.disagreements
+        if (found.good is not None) == is_named
+        for slice_index in found.suspects
+    }
+    return CorruptionSuspected(
+        unix_s=unix_s,
+        generation=generation,
+        step=comparison.step,
+        is_audit=comparison.is_audit,
+        num_arrays=len(by_path),
+        num_boxes=len(comparison.disagreements),
+        slices=comparison.slices,
+        suspects=tuple(sorted(suspects)),
+        is_majority=is_named,
+        boxes=tuple(_suspect_box(by_path[path]) for path in paths[:MAX_NAMED]),
+    )
+
+
+def _suspect_box(found: Disagreement) -> SuspectBox:
+    return SuspectBox(
+        path=found.path,
+        box=found.box,
+        slices=found.slices,
+        suspects=found.suspects,
+        is_majority=found.good is not None,
+        devices=tuple(copy.position for copy in found.suspect_copies if copy.position >= 0),
+    )
