@@ -30,7 +30,6 @@ from snapshot.persist_format import FACTS_NAME, ITEM_NAME, PersistFacts, decode_
 from snapshot.shm import FileLock
 
 _OWN_NAME = ".elastic"
-_LOCK_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,15 +81,16 @@ class RootContents:
     rejected: tuple[RejectedCopy, ...]
 
 
-def lock_root(root: Path, job_id: str) -> FileLock:
+def lock_root(root: Path, job_id: str, *, timeout_s: float = 2.0) -> FileLock:
     """Make `root` (its parent must exist) and lock it for writing; release it at the end of the job.
 
-    Raises UsageError when another job writes there, PersistentTierError when the directory cannot be used.
+    Raises UsageError when another job still writes there after `timeout_s`, PersistentTierError when the
+    directory cannot be used.
     """
     with writing(root):
         for path in (root, root / _OWN_NAME):
             path.mkdir(exist_ok=True)
-        lock = FileLock.acquire(root / _OWN_NAME / "lock", shared=False, timeout_s=_LOCK_TIMEOUT_S)
+        lock = FileLock.acquire(root / _OWN_NAME / "lock", shared=False, timeout_s=timeout_s)
         owner = root / _OWN_NAME / "owner"
         if lock is None:
             other = owner.read_text() if owner.exists() else "another job"

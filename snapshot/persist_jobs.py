@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from reshard.boxes import Box
-from reshard.errors import CorruptCopyError, ElasticError, MissingShardError
+from reshard.errors import ElasticError, MissingShardError, UsageError
 from reshard.layout import Layout
 from snapshot.persist_format import PersistFacts
 from snapshot.persist_tree import TreeDescription
@@ -75,26 +75,26 @@ def encode_line(message: Job | Report) -> bytes:
 
 
 def decode_job(line: bytes) -> Job:
-    """Read a job. Raises CorruptCopyError for anything else."""
+    """Read a job. Raises UsageError for anything else."""
     job: Job = _decode(_jobs, line)
     return job
 
 
 def decode_report(line: bytes) -> Report:
-    """Read a report. Raises CorruptCopyError for anything else."""
+    """Read a report. Raises UsageError for anything else."""
     report: Report = _decode(_reports, line)
     return report
 
 
-def failed(error: ElasticError, rejected: list[str]) -> Failed:
-    """Return the report of an error; `rejected` is why copies in the slots were passed over."""
+def failed(error: ElasticError, rejected: list[str] | None = None) -> Failed:
+    """Return the report of an error; of a share, `rejected` is why copies in its slots were passed over."""
     kind, message = error.kind, error.message
     if "reason" in error.fields:
         kind = f"{kind}:{error.fields['reason']}"
-    if isinstance(error, MissingShardError) and rejected:
-        overwritten = any("overwritten while" in reason for reason in rejected)
+    if isinstance(error, MissingShardError) and rejected is not None:
+        overwritten = not rejected or any("overwritten while" in reason for reason in rejected)
         kind = "overwritten-source" if overwritten else "corrupt-source"
-        message = f"{message}: {rejected[-1]}"
+        message = f"{message}: {rejected[-1] if rejected else 'its slot holds another snapshot by now'}"
     return Failed(kind=kind, message=message, remedy=error.remedy)
 
 
@@ -102,4 +102,4 @@ def _decode(decoder: msgspec.json.Decoder[Any], line: bytes) -> Any:
     try:
         return decoder.decode(line)
     except (msgspec.MsgspecError, ElasticError) as error:
-        raise CorruptCopyError(f"not a message of the persistent writer: {error}") from error
+        raise UsageError(f"not a message of the persistent writer: {error}") from error

@@ -5,20 +5,23 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from reshard.errors import CorruptCopyError
+from reshard.errors import UsageError
 from snapshot.persist_jobs import Done, Failed, Job, Progress, decode_report, encode_line
 
 _STOP_TIMEOUT_S = 5.0
 
 
 class WriterProcess:
-    """One job in a process of its own. `wait` from a thread; `stop` from any."""
+    """One job in a process of its own; always `wait` for it, from any thread, also after `stop`.
 
-    def __init__(self, job: Job) -> None:
+    `prefix` is a command put before it, such as `("ionice", "-c3")`.
+    """
+
+    def __init__(self, job: Job, *, prefix: Sequence[str] = ()) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "snapshot.persist_writer"],
+            [*prefix, sys.executable, "-m", "snapshot.persist_writer"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # an agent's Ctrl-C is not the writer's: it ends with its input
@@ -36,7 +39,7 @@ class WriterProcess:
         """
         result: Done | Failed | None = None
         assert self._process.stdout is not None
-        with self._process.stdout as reports, contextlib.suppress(CorruptCopyError):
+        with self._process.stdout as reports, contextlib.suppress(UsageError):
             for line in reports:
                 report = decode_report(line)
                 if isinstance(report, Progress):
@@ -51,7 +54,7 @@ class WriterProcess:
         return result
 
     def stop(self) -> None:
-        """End the process, whatever it does; the staging directory stays. Harmless when it has ended."""
+        """End the process, whatever it does; what it wrote stays. Harmless when it has ended."""
         self._close_input()
         try:
             self._process.wait(_STOP_TIMEOUT_S)

@@ -46,7 +46,7 @@ def main() -> int:
             done = _finish(job)
     except Exception as error:
         known = write_error(error, "the persistent tier")
-        _say(failed(known, source.rejected if source is not None else []))
+        _say(failed(known, source.rejected if source is not None else None))
         return known.exit_status
     _say(done)
     return 0
@@ -78,7 +78,8 @@ def _finish(job: FinishJob) -> Done:
 
 
 def _exit_with_input() -> None:
-    sys.stdin.buffer.read()
+    while os.read(sys.stdin.fileno(), 1 << 16):  # unbuffered: at exit a thread must not hold a lock of stdin
+        pass
     os._exit(EXIT_STOPPED)
 
 

@@ -1,0 +1,253 @@
+"""The writer process: what it reports, also when things go wrong, and what is left when it is killed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from persist_helpers import facts_of, persist_tiny, tiny_layout, tiny_slots, write_tiny
+from snapshot_helpers import REPOSITORY, flip
+
+from reshard.ids import HostId
+from reshard.persist_shares import persist_shares
+from reshard.redundancy import captures
+from snapshot.persist import begin, list_persisted
+from snapshot.persist_finish import finish
+from snapshot.persist_jobs import Done, Failed, FinishJob, Job, WriteJob, decode_report
+from snapshot.persist_process import WriterProcess
+from snapshot.persist_source import PersistentSource
+from snapshot.slot_reader import SlotReader
+
+HOST = HostId(0)
+
+
+@pytest.fixture
+def run(root: Path) -> Path:
+    path = root / "run"  # in memory: fsync costs nothing
+    path.mkdir()
+    return path
+
+
+def write_job(staging: Path, slots: dict[HostId, Path], host: HostId = HOST, step: int = 1) -> WriteJob:
+    layout = tiny_layout()
+    return WriteJob(
+        staging=str(staging),
+        slots=(str(slots[host]),),
+        step=step,
+        generation=1,
+        layout=layout,
+        tree=facts_of(layout).tree,
+        shards=persist_shares(layout, captures(layout))[host],
+    )
+
+
+def outcome(job: Job, prefix: Sequence[str] = ()) -> Done | Failed:
+    return WriterProcess(job, prefix=prefix).wait()
+
+
+def test_shares_of_all_hosts_and_the_finish_make_a_snapshot(run: Path, tmp_path: Path):
+    persist_tiny(run, tmp_path, step=0)
+    slots = tiny_slots(tmp_path)
+    staging = begin(run, 1, 1)
+    processes = [WriterProcess(write_job(staging, slots, host)) for host in slots]
+    seen: list[int] = []
+    results = [process.wait(seen.append) for process in processes]
+    assert all(isinstance(result, Done) for result in results)
+    total = sum(array.nbytes for array in tiny_layout().arrays)
+    assert sum(result.written_bytes for result in results if isinstance(result, Done)) == total
+    assert max(seen) == max(result.written_bytes for result in results if isinstance(result, Done))
+    done = outcome(FinishJob(root=str(run), staging=str(staging), facts=facts_of(tiny_layout()), keep=1))
+    assert done == Done(path=str(run / "1"), generation=1, removed=(0,))
+    assert PersistentSource(run / "1").verify() == ()
+
+
+def test_a_share_that_is_missing_fails_the_finish_by_name(run: Path, tmp_path: Path):
+    slots = tiny_slots(tmp_path)
+    staging = begin(run, 1, 1)
+    assert isinstance(outcome(write_job(staging, slots)), Done)
+    failed = outcome(FinishJob(root=str(run), staging=str(staging), facts=facts_of(tiny_layout())))
+    assert isinstance(failed, Failed)
+    assert (failed.kind, "no surviving copy" in failed.message) == ("missing-shard", True)
+    assert list_persisted(run) == ()
+
+
+def test_a_damaged_shard_is_never_written(run: Path, tmp_path: Path):
+    slots = tiny_slots(tmp_path)
+    with SlotReader(slots[HOST]) as reader:
+        manifest = reader.read_manifest()
+    assert manifest is not None
+    job = write_job(begin(run, 1, 1), slots)
+    entry = next(
+        entry for entry in manifest.static.shards if (entry.path, entry.box) in job.shards and entry.nbytes
+    )
+    data_offset = slots[HOST].read_bytes().rindex(_shard(slots[HOST], entry.offset, entry.nbytes))
+    flip(slots[HOST], data_offset)
+    failed = outcome(job)
+    assert isinstance(failed, Failed)
+    assert failed.kind == "corrupt-source"
+    assert entry.path in failed.message
+    assert "do not match their checksum" in failed.message
+
+
+def _shard(slot: Path, offset: int, nbytes: int) -> bytes:
+    with SlotReader(slot) as reader:
+        manifest = reader.read_manifest()
+        assert manifest is not None
+        index = next(
+            i
+            for i, entry in enumerate(manifest.static.shards)
+            if (entry.offset, entry.nbytes) == (offset, nbytes)
+        )
+        return reader.read_shard(index).tobytes()
+
+
+def test_a_slot_that_holds_another_step_by_now_is_said(run: Path, tmp_path: Path):
+    failed = outcome(write_job(begin(run, 2, 1), tiny_slots(tmp_path, step=1), step=2))
+    assert isinstance(failed, Failed)
+    assert failed.kind == "overwritten-source"
+
+
+def test_a_staging_directory_that_went_is_said_and_not_made_anew(run: Path, tmp_path: Path):
+    failed = outcome(write_job(run / "gone", tiny_slots(tmp_path)))
+    assert isinstance(failed, Failed)
+    assert failed.kind == "persistent-tier:missing"
+    assert not (run / "gone").exists()
+
+
+def test_a_file_size_limit_counts_as_no_space(run: Path, tmp_path: Path):
+    failed = outcome(write_job(begin(run, 1, 1), tiny_slots(tmp_path)), ("prlimit", "--fsize=5"))
+    assert isinstance(failed, Failed)
+    assert failed.kind == "persistent-tier:no-space"
+    assert "File too large" in failed.message
+    assert list_persisted(run) == ()
+
+
+def in_mount(options: str, then: str = ":") -> tuple[str, ...]:
+    script = f'mount -t tmpfs -o {options} none "$0" && mkdir -p "$0/staging" && {then} && exec "$@"'
+    return "unshare", "--mount", "bash", "-c", script
+
+
+def can_mount() -> bool:
+    command = ["unshare", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"]
+    return shutil.which("unshare") is not None and subprocess.run(command, check=False).returncode == 0
+
+
+needs_mount = pytest.mark.skipif(os.geteuid() != 0 or not can_mount(), reason="needs mount namespaces")
+
+
+@needs_mount
+@pytest.mark.parametrize(
+    ("options", "then", "reason", "text"),
+    [
+        ("nr_inodes=4", ":", "no-space", "No space left on device"),
+        ("size=1m", 'mount -o remount,ro "$0"', "permission", "Read-only file system"),
+    ],
+)
+def test_a_full_or_read_only_file_system_is_said(
+    run: Path, tmp_path: Path, options: str, then: str, reason: str, text: str
+):
+    job = write_job(run / "staging", tiny_slots(tmp_path))
+    failed = outcome(job, (*in_mount(options, then), str(run)))
+    assert isinstance(failed, Failed)
+    assert failed.kind == f"persistent-tier:{reason}"
+    assert text in failed.message
+
+
+def test_a_writer_that_is_killed_leaves_only_staging_and_the_retry_finishes(run: Path, tmp_path: Path):
+    slots = tiny_slots(tmp_path)
+    staging = begin(run, 1, 1)
+    for num_reports in range(3):
+        process = WriterProcess(write_job(staging, slots))
+        left = [num_reports]
+
+        def kill(written_bytes: int, left: list[int] = left, pid: int = process.pid) -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                os.kill(pid, signal.SIGKILL)
+
+        result = process.wait(kill)
+        assert isinstance(result, Done) or result.kind == "persistent-tier:stopped"
+        assert list_persisted(run) == ()
+    assert write_tiny(run, tmp_path) == staging
+    assert PersistentSource(finish(run, staging, facts_of(tiny_layout())).path).verify() == ()
+
+
+def test_a_writer_ends_with_its_input(run: Path, tmp_path: Path):
+    process = WriterProcess(write_job(begin(run, 1, 1), tiny_slots(tmp_path)))
+    process.stop()
+    result = process.wait()
+    assert isinstance(result, Failed)
+    assert (result.kind, "status 3" in result.message) == ("persistent-tier:stopped", True)
+
+
+def test_what_is_no_job_is_refused():
+    command = [sys.executable, "-m", "snapshot.persist_writer"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"{}\n")
+        process.stdin.flush()
+        report = decode_report(process.stdout.read())
+    assert isinstance(report, Failed)
+    assert (report.kind, process.returncode) == ("usage", 2)
+
+
+def test_neither_writer_nor_reader_loads_jax_orbax_or_grpc():
+    code = "import sys, snapshot.persist_writer, snapshot.persist_process, snapshot.persist_finish\n"
+    code += "import snapshot.persist_source\n"
+    code += "print(sorted({'jax', 'orbax', 'grpc'} & set(sys.modules)))"
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=True)
+    assert result.stdout == "[]\n"
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing in the code under test catches it."""
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_finish_that_ends_at_any_call_leaves_a_whole_snapshot_or_none(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaces: bool
+):
+    restored = {2: 0} if replaces else {}
+    generation = 2 if replaces else 1
+    ended_at = 0
+    for calls_left in range(200):
+        shutil.rmtree(run)
+        if replaces:
+            persist_tiny(run, tmp_path, generation=1)
+        run.mkdir(exist_ok=True)
+        staging = write_tiny(run, tmp_path, generation=generation)
+        left = [calls_left]
+
+        with monkeypatch.context() as patch:
+            for name in ("rename", "fsync", "unlink", "open", "rmdir"):
+                patch.setattr(os, name, _dying(getattr(os, name), left))
+            try:
+                finish(run, staging, facts_of(tiny_layout(), generation=generation), restored_steps=restored)
+                ended_at = calls_left
+            except Killed:
+                pass
+        whole = list_persisted(run)
+        assert len(whole) <= 1
+        assert all(PersistentSource(one.path).verify() == () for one in whole)
+        if ended_at:
+            break
+    assert ended_at > 10
+    assert [one.generation for one in list_persisted(run)] == [generation]
+
+
+def _dying(call: object, left: list[int]) -> object:
+    def wrapped(*args: object, **kwargs: object) -> object:
+        left[0] -= 1
+        if left[0] < 0:
+            raise Killed
+        return call(*args, **kwargs)  # type: ignore[operator]
+
+    return wrapped
