@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from elastic.agent_persist import Persister
 from elastic.agent_stream import CoordinatorStream, StreamLost
 from elastic.agent_tasks import ArenaTasks, Verified
 from elastic.events import (
@@ -32,14 +33,18 @@ from elastic.events import (
     Fence,
     Fenced,
     Finished,
+    FinishPersist,
     LaidOut,
     LeftWorld,
+    Persisted,
     PreemptionNotice,
     Rebuilt,
     ResetHost,
+    SharePersisted,
     Shutdown,
     Stage,
     Staged,
+    StagePersisted,
     StartWorker,
     StepFailed,
     StopAfter,
@@ -59,6 +64,7 @@ from elastic.protocol import (
     LoopEnded,
     Reserve,
     Reserved,
+    StateDescribed,
     Unwound,
     WorkerCommitted,
     WorldRebuilt,
@@ -110,7 +116,15 @@ class Agent:
             self._arena, token, lambda: self.generation, bind_host=spec.bind_host, tls=spec.tls
         )
         self._server.start()
-        self._tasks = ArenaTasks(self._arena, slice_index, token, tls=spec.tls)
+        self._tasks = ArenaTasks(
+            self._arena, slice_index, token, tls=spec.tls, persist_root=spec.persist_root
+        )
+        self._persister: Persister | None = None
+        if spec.persist is not None:
+            replicas = spec.config.replicas
+            self._persister = Persister(
+                spec.persist, spec.job_id, slice_index, replicas, self._arena, self._inbox.put
+            )
         self._socket = WorkerSocket(spec.socket_path(slice_index), self._inbox.put)
         self._stream = CoordinatorStream(spec, token, slice_index, self._inbox.put)
         self._over = False
@@ -186,6 +200,8 @@ class Agent:
                 self._connection.send(message)
 
     def _close(self) -> None:
+        if self._persister is not None:
+            self._persister.cancel()
         if self._worker is not None:
             self._worker.kill()
             self._worker.wait_exit(2.0)
@@ -206,7 +222,7 @@ class Agent:
             self._attach()
         elif isinstance(item, Verified):
             self._verified(item)
-        elif isinstance(item, Staged | DigestDone):
+        elif isinstance(item, Staged | DigestDone | SharePersisted | Persisted):
             self._send(item)
         elif isinstance(item, tuple):
             self._hear_worker(*item)
@@ -318,6 +334,8 @@ class Agent:
         elif isinstance(message, WorldRebuilt):
             self._rebuilt(message)
         elif isinstance(message, LoopEnded):
+            if self._persister is not None:
+                self._persister.loop_ended()
             self._send(
                 Finished(
                     slice_index=self._slice,
@@ -328,6 +346,11 @@ class Agent:
             )
         elif isinstance(message, LaidOut | Captured):
             self._send(message)
+            if self._persister is not None and isinstance(message, Captured) and not message.is_audit:
+                self._persister.captured(message.generation, message.step)
+        elif isinstance(message, StateDescribed):
+            if self._persister is not None:
+                self._persister.describe(message.tree)
         elif isinstance(message, WorkerFailed | StepFailed | LeftWorld | PreemptionNotice):
             self._failure_told = self._failure_told or isinstance(message, WorkerFailed)
             self._send(message)
@@ -410,6 +433,11 @@ class Agent:
             self._to_worker(command)
         elif isinstance(command, Stage):
             self._tasks.stage(command, lambda: self.generation, self._inbox.put)
+        elif isinstance(command, StagePersisted):
+            self._tasks.stage_persisted(command, lambda: self.generation, self._inbox.put)
+        elif isinstance(command, FinishPersist):
+            if self._persister is not None:
+                self._persister.finish(command)
         elif isinstance(command, ComputeDigest):
             self._tasks.compute_digest(command, self._inbox.put)
         elif isinstance(command, ResetHost):
@@ -422,6 +450,8 @@ class Agent:
         if command.generation < self.generation:
             return
         self.generation = command.generation
+        if self._persister is not None:
+            self._persister.cancel()
         self._said.clear()  # of a world that is over
         self._fence_pending = True
         if command.leave_out:

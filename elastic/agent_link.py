@@ -39,6 +39,7 @@ from elastic.protocol import (
     LoopEnded,
     Reserve,
     Reserved,
+    StateDescribed,
     Unwound,
     WorkerCommitted,
     WorldRebuilt,
@@ -49,6 +50,7 @@ from reshard.errors import ElasticError, InsufficientMemoryError, RetryLaterErro
 from reshard.ids import HostId
 from reshard.layout import Layout
 from snapshot.arena import Arena
+from snapshot.persist_tree import TreeDescription
 
 HEARTBEAT_S = 1.0
 UNBLOCK_EVERY_S = 0.01
@@ -175,6 +177,10 @@ class AgentLink:
     def laid_out(self, generation: int, layout: Layout) -> None:
         """Tell where each box of the world's state is."""
         self._tell(LaidOut(slice_index=self._slice, generation=generation, layout=layout))
+
+    def described(self, tree: TreeDescription) -> None:
+        """Tell how the tree of the world's state looks."""
+        self._tell(StateDescribed(tree=tree))
 
     def captured(self, host: HostId, generation: int, step: int, checksums: bytes, *, is_audit: bool) -> None:
         """Tell the checksums of a capture, or of an audit."""

@@ -6,17 +6,28 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from elastic.events import ComputeDigest, DigestDone, SnapshotSummary, Stage, Staged, host_of
+from elastic.events import (
+    ComputeDigest,
+    DigestDone,
+    SnapshotSummary,
+    Stage,
+    Staged,
+    StagePersisted,
+    host_of,
+)
+from elastic.persistent_reads import digest_from_disk, stage_from_disk
 from elastic.protocol import WorkerCommitted
 from elastic.records import StepCommitted
 from reshard.boxes import Box
-from reshard.errors import ElasticError, MissingShardError
+from reshard.errors import ElasticError, MissingShardError, UsageError
 from reshard.execute import execute_plan
-from reshard.holdings import Holding
+from reshard.holdings import Holding, Tier
 from reshard.ids import HostId
 from reshard.plan import Plan
 from snapshot.arena import Arena
@@ -28,6 +39,8 @@ from snapshot.manifest import Manifest
 from snapshot.slot import Bytes
 
 FETCH_DEADLINE_S = 60.0
+
+C = TypeVar("C", Stage, StagePersisted)
 
 Want = tuple[str, Box]
 """A piece of an array: its path, and its box within one stored shard."""
@@ -63,14 +76,17 @@ class ArenaTasks:
         *,
         fetch: Fetch | None = None,
         tls: TlsFiles | None = None,
+        persist_root: Path | None = None,
     ) -> None:
         self._arena = arena
         self._slice = slice_index
         self._fetch = fetch
         self._token = token
         self._tls = tls
+        self._persist_root = persist_root
         self._journal: JournalReader | None = None
         self._staged_bytes = 0
+        self._staged_tier: Tier = "peer"
 
     def verify(self, generation: int, tell: Callable[[Verified], None]) -> None:
         """Verify all snapshots in a thread; tells what is good, as of `generation`."""
@@ -134,27 +150,52 @@ class ArenaTasks:
         return self._journal.find(message.step, message.generation)
 
     def bytes_from(self, restored: dict[str, int]) -> dict[str, int]:
-        """What a worker read for its restore, by tier: what this agent had fetched came from peers."""
-        peer = min(self._staged_bytes, restored.get("shm", 0))
+        """What a worker read for its restore, by tier: what this agent had staged came from elsewhere."""
+        staged = min(self._staged_bytes, restored.get("shm", 0))
         self._staged_bytes = 0
-        return {"shm": restored.get("shm", 0) - peer, "peer": peer}
+        return {"shm": restored.get("shm", 0) - staged, self._staged_tier: staged}
 
     def stage(self, command: Stage, generation: Callable[[], int], send: Callable[[Any], None]) -> None:
         """Fetch what the plan gives this host; tells Staged, unless `generation` has moved on meanwhile."""
 
-        def work() -> None:
-            error = ""
-            try:
-                self.stage_now(command)
-            except (ElasticError, OSError) as failed:
-                error = str(failed)
-            if command.generation == generation():
-                send(Staged(slice_index=self._slice, generation=command.generation, error=error))
-
+        work = partial(self._stage_and_tell, command, self.stage_now, generation, send)
         if command.transfers:
             threading.Thread(target=work, name="stage", daemon=True).start()
         else:
             work()
+
+    def stage_persisted(
+        self, command: StagePersisted, generation: Callable[[], int], send: Callable[[Any], None]
+    ) -> None:
+        """Read this host's boxes from the persistent tier; tells Staged as `stage` does."""
+        work = partial(self._stage_and_tell, command, self.stage_persisted_now, generation, send)
+        threading.Thread(target=work, name="stage", daemon=True).start()
+
+    def _stage_and_tell(
+        self,
+        command: C,
+        stage: Callable[[C], None],
+        generation: Callable[[], int],
+        send: Callable[[Any], None],
+    ) -> None:
+        error = ""
+        try:
+            stage(command)
+        except (ElasticError, OSError) as failed:
+            error = str(failed)
+        if command.generation == generation():
+            send(Staged(slice_index=self._slice, generation=command.generation, error=error))
+
+    def stage_persisted_now(self, command: StagePersisted) -> None:
+        """Read this host's boxes from the persistent tier into its stage.
+
+        Raises ElasticError or OSError when it cannot.
+        """
+        self._staged_bytes = 0
+        if self._persist_root is None:
+            raise UsageError("this job has no persistent tier")
+        self._staged_bytes = stage_from_disk(self._arena, self._persist_root, command)
+        self._staged_tier = "persistent"
 
     def stage_now(self, command: Stage) -> None:
         """Fetch what the plan gives this host into its stage, in place of what was staged before.
@@ -175,7 +216,7 @@ class ArenaTasks:
                 position=command.position,
                 checksums=checksums,
             )
-        self._staged_bytes = staged_bytes
+        self._staged_bytes, self._staged_tier = staged_bytes, "peer"
 
     def compute_digest(self, command: ComputeDigest, send: Callable[[Any], None]) -> None:
         """Put the whole state together from this arena and its peers and hash it; tells DigestDone."""
@@ -196,6 +237,8 @@ class ArenaTasks:
         )
 
     def _digest(self, command: ComputeDigest) -> str:
+        if command.is_persisted and self._persist_root is not None:
+            return digest_from_disk(self._persist_root, command)
         wanted = _wanted_pieces(command)
         pieces = {
             (transfer.path, transfer.piece): np.empty(transfer.nbytes, np.uint8)

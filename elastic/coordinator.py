@@ -33,6 +33,7 @@ from elastic.events import (
     Committed,
     ComputeDigest,
     Event,
+    PersistedFound,
     Phase,
     ServiceReady,
     Stage,
@@ -45,6 +46,7 @@ from elastic.history import HistoryWriter
 from elastic.job import COORDINATOR_FILE, HISTORY_FILE, JobSpec, load_job, load_token
 from elastic.leash import watch_leash
 from elastic.machine import step
+from elastic.persistent_reads import find_persisted
 from elastic.protocol import CONTROL_CODEC, Heartbeat
 from elastic.records import FaultInjected, MessageRefused, RunStarted, StepCommitted, WorldFormed
 from elastic.runtime_service import ServicePool
@@ -195,6 +197,8 @@ class Coordinator:
     def run(self) -> int:
         """Decide until the job has ended; returns the exit status."""
         self._write_start()
+        if self._spec.persist_root is not None:
+            self._step(PersistedFound(snapshots=find_persisted(self._spec.persist_root)))
         tick_s = self._spec.heartbeat_s
         next_tick_s = time.monotonic()
         while self._state.phase not in (Phase.COMPLETED, Phase.FAILED):

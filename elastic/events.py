@@ -76,6 +76,8 @@ class WorldSpec:
     """Captures from one audit of all copies on the devices to the next (0: only when ordered)."""
     restore_generation: int | None = None
     restore_position: int = 0
+    persists: bool = False
+    """Whether the agents write snapshots to a persistent tier: they must know the tree of the state."""
     left_out: tuple[tuple[HostId, str, Box], ...] = ()
     """Copies of the snapshot to restore that must not be read, because others contradict them."""
 
@@ -410,11 +412,15 @@ class StagePersisted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishPersist:
-    """All hosts have written their shares of the snapshot at `step`: put them together for good."""
+    """All hosts have written their shares of the snapshot at `step`: put them together for good.
+
+    `restored_steps` tells which steps the job has left behind: generation and restored step of each world.
+    """
 
     slice_index: int
     generation: int
     step: int
+    restored_steps: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

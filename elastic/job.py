@@ -40,6 +40,8 @@ class PersistSpec:
     directory: Path
     every_steps: int = 100
     keep: int = 3
+    epoch: int = 1
+    """The place of this job among those that wrote there: its snapshots are newer than any earlier job's."""
 
     def __post_init__(self) -> None:
         if self.every_steps < 1 or self.keep < 1:
@@ -92,6 +94,11 @@ class JobSpec:
             )
         if self.capture_every < 1:
             raise UsageError(f"capture_every must be at least 1, not {self.capture_every}")
+
+    @property
+    def persist_root(self) -> Path | None:
+        """The directory of the persistent tier, None without one."""
+        return None if self.persist is None else self.persist.directory
 
     def socket_path(self, slice_index: int) -> Path:
         """The unix socket between a slice's agent and its worker, in the host's directory of the arena."""

@@ -39,8 +39,14 @@ def observe_share(turn: Turn, event: SharePersisted) -> None:
         under_way = replace(under_way, failed=True)
     turn.change(persisting=under_way)
     if not under_way.missing and not under_way.failed:
-        generation = turn.state.generation
-        turn.send(FinishPersist(slice_index=turn.state.world[0], generation=generation, step=under_way.step))
+        turn.send(
+            FinishPersist(
+                slice_index=turn.state.world[0],
+                generation=turn.state.generation,
+                step=under_way.step,
+                restored_steps=turn.state.restored_steps,
+            )
+        )
 
 
 def observe_persisted(turn: Turn, event: Persisted) -> None:

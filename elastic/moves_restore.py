@@ -74,6 +74,7 @@ def assign(turn: Turn) -> None:
                     newest_committed=state.newest_committed,
                     rehearsal=state.rehearsing,
                     replicas=state.config.replicas,
+                    persists=state.config.persists,
                     audit_every=state.config.audit_every,
                 ),
             )

@@ -18,6 +18,7 @@ from reshard.errors import ElasticError
 from reshard.ids import HostId
 from reshard.layout import Layout
 from snapshot.arena import Arena
+from snapshot.persist_tree import TreeDescription
 
 
 class JobOver(ElasticError):
@@ -72,6 +73,10 @@ class Link(Protocol):
 
     def laid_out(self, generation: int, layout: Layout) -> None:
         """Tell where each box of the world's state is (the first slice, for all)."""
+        ...
+
+    def described(self, tree: TreeDescription) -> None:
+        """Tell how the tree of the world's state looks, where the job has a persistent tier."""
         ...
 
     def captured(self, host: HostId, generation: int, step: int, checksums: bytes, *, is_audit: bool) -> None:

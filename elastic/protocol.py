@@ -23,6 +23,7 @@ from elastic.events import (
 )
 from elastic.records import FaultInjected, StepCommitted
 from elastic.wire import Codec
+from snapshot.persist_tree import TreeDescription
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +80,13 @@ class WorkerCommitted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateDescribed:
+    """How the tree of the world's state looks, for the persistent tier."""
+
+    tree: TreeDescription
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Unwound:
     """The worker is out of every world before `generation`."""
 
@@ -131,6 +139,7 @@ WORKER_CODEC = Codec(
         Unwound,
         LoopEnded,
         LaidOut,
+        StateDescribed,
         Captured,
         LeftWorld,
         StepFailed,

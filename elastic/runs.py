@@ -4,9 +4,10 @@ afterwards.
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ from elastic.report_terminal import print_report
 from elastic.state import Config
 from reshard.errors import ElasticError, JobFailedError, UsageError
 from snapshot.gc import collect
+from snapshot.persist import lock_root, next_epoch
 from snapshot.shm import check_root
 
 EXIT_INVARIANT = 3
@@ -57,10 +59,10 @@ def _run_held(spec: JobSpec, faults: Sequence[Any]) -> int:
         print(
             f"removed {len(removed.directories)} dead jobs' snapshots from {spec.shm_root}", file=sys.stderr
         )
-    launcher = make_launcher(spec, faults)
     ended: RunEnded | None = None
     error: ElasticError | None = None
-    with LiveDisplay() as display:
+    with hold_persistent_tier(spec) as spec, LiveDisplay() as display:
+        launcher = make_launcher(spec, faults)
         listeners: list[Listener] = [display]
         if faults:
             listeners.append(find_injector().arm(faults, launcher, spec.seed))
@@ -69,6 +71,22 @@ def _run_held(spec: JobSpec, faults: Sequence[Any]) -> int:
         except JobFailedError as failed:
             error = failed
     return conclude(spec, ended, error)
+
+
+@contextlib.contextmanager
+def hold_persistent_tier(spec: JobSpec) -> Iterator[JobSpec]:
+    """Keep the job's persistent tier to itself; yields the job with its place among those that wrote there.
+
+    Raises UsageError when another job writes there, PersistentTierError when the directory cannot be used.
+    """
+    if spec.persist is None:
+        yield spec
+        return
+    lock = lock_root(spec.persist.directory, spec.job_id)
+    try:
+        yield replace(spec, persist=replace(spec.persist, epoch=next_epoch(spec.persist.directory)))
+    finally:
+        lock.release()
 
 
 def make_launcher(spec: JobSpec, faults: Sequence[Any]) -> JobLauncher:

@@ -19,6 +19,7 @@ from snapshot.arena import MIN_SLOTS
 from snapshot.audit import Auditor
 from snapshot.capture import Capturer
 from snapshot.contents import open_source
+from snapshot.describe import describe_tree
 from snapshot.journal import record_bytes
 from snapshot.restore import restore
 from snapshot.source import ShardSource
@@ -157,6 +158,8 @@ class StateKeeper:
         layout = layout_of(state, self._mesh, hosts, elastic_axis=self._elastic_axis)
         if self._spec.rank == 0 and not self._spec.rehearsal:
             self._link.laid_out(self._spec.generation, layout)
+        if self._spec.persists and not self._spec.rehearsal:
+            self._link.described(describe_tree(state))
         self._auditor = Auditor(
             layout, [device.id for device in self._mesh.devices.flat], self._link.arenas()
         )

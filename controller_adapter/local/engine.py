@@ -17,6 +17,7 @@ from controller_adapter.local.hosts import IN_PROCESS, VirtualHosts
 from elastic.events import (
     Committed,
     Event,
+    PersistedFound,
     Phase,
     PreemptionNotice,
     ServiceReady,
@@ -30,6 +31,7 @@ from elastic.events import (
 from elastic.history import HistoryWriter
 from elastic.job import JobSpec
 from elastic.machine import step
+from elastic.persistent_reads import find_persisted
 from elastic.protocol import WorkerCommitted
 from elastic.records import FaultInjected, Record, RunStarted, WorkerEvent
 from elastic.state import Config, initial_state
@@ -105,6 +107,8 @@ class LocalEngine:
         self._ticked_s = 0.0
         self._on_over = on_over
         self.hosts = VirtualHosts(spec, self._inbox.put)
+        if spec.persist_root is not None:
+            self._inbox.put(PersistedFound(snapshots=find_persisted(spec.persist_root)))
         self.hosts.attach()
 
     def is_over(self) -> bool:

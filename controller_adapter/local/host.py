@@ -5,21 +5,36 @@ All methods are for the training thread.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from controller_adapter.local.faults import SimulatedFault
+from elastic.agent_persist import Persister
 from elastic.agent_tasks import ArenaTasks, Fetch
-from elastic.events import ComputeDigest, DigestDone, SnapshotSummary, Stage, WorkerState, host_of
+from elastic.events import (
+    ComputeDigest,
+    DigestDone,
+    Event,
+    FinishPersist,
+    SnapshotSummary,
+    Stage,
+    StagePersisted,
+    WorkerState,
+    host_of,
+)
 from elastic.job import JobSpec
 from elastic.protocol import WorkerCommitted
 from elastic.records import StepCommitted
 from snapshot.arena import Arena
+from snapshot.persist_tree import TreeDescription
 
 
 class VirtualHost:
     """The memory of a slice, and where its part of the one worker stands; `fetch` reads others' memory."""
 
-    def __init__(self, spec: JobSpec, slice_index: int, fetch: Fetch) -> None:
+    def __init__(
+        self, spec: JobSpec, slice_index: int, fetch: Fetch, tell: Callable[[Event], None]
+    ) -> None:
         self.slice_index = slice_index
         self.worker = WorkerState.NONE
         self.incarnation = 0
@@ -31,6 +46,8 @@ class VirtualHost:
         self.arena: Arena | None = None
         self._spec = spec
         self._fetch = fetch
+        self._tell = tell
+        self._persister: Persister | None = None
         self._tasks: ArenaTasks | None = None
         self._captured: tuple[int, int] = (-1, 0)
 
@@ -43,7 +60,17 @@ class VirtualHost:
         if self.arena is None:
             host = host_of(self.slice_index)
             self.arena = Arena.create(self._spec.job_id, host, root=self._spec.shm_root)
-            self._tasks = ArenaTasks(self.arena, self.slice_index, fetch=self._fetch)
+            root = self._spec.persist_root
+            self._tasks = ArenaTasks(self.arena, self.slice_index, fetch=self._fetch, persist_root=root)
+            if self._spec.persist is not None:
+                self._persister = Persister(
+                    self._spec.persist,
+                    self._spec.job_id,
+                    self.slice_index,
+                    self._spec.config.replicas,
+                    self.arena,
+                    self._tell,
+                )
             self._captured = (-1, 0)
 
     def end(self) -> None:
@@ -53,6 +80,8 @@ class VirtualHost:
 
     def lose_memory(self) -> None:
         """Its snapshots are gone, and their files."""
+        self.give_up_persisting()
+        self._persister = None
         if self.arena is not None:
             self.arena.unlink()
         self.arena = self._tasks = None
@@ -96,7 +125,39 @@ class VirtualHost:
             self._captured = (generation, sum(entry.nbytes for entry in shards))
         return self._captured[1]
 
+    # ---- the persistent tier ----
+
+    def describe(self, tree: TreeDescription) -> None:
+        """The training thread tells how the tree of its state looks."""
+        if self._persister is not None:
+            self._persister.describe(tree)
+
+    def captured(self, generation: int, step: int) -> None:
+        """The training thread has captured a step into this host's memory."""
+        if self._persister is not None:
+            self._persister.captured(generation, step)
+
+    def loop_ended(self) -> None:
+        """The training loop is over."""
+        if self._persister is not None:
+            self._persister.loop_ended()
+
+    def finish_persist(self, command: FinishPersist) -> None:
+        """Put the shares of a snapshot together for good."""
+        if self._persister is not None:
+            self._persister.finish(command)
+
+    def give_up_persisting(self) -> None:
+        """What is being written will not be complete."""
+        if self._persister is not None:
+            self._persister.cancel()
+
     # ---- what an agent would do ----
+
+    def stage_persisted(self, command: StagePersisted) -> None:
+        """Read this slice's boxes from the persistent tier into its memory. Raises ElasticError, OSError."""
+        assert self._tasks is not None
+        self._tasks.stage_persisted_now(command)
 
     def stage(self, command: Stage) -> None:
         """Copy what the plan gives this slice out of the others' memory into its own, verified.

@@ -21,10 +21,12 @@ from elastic.events import (
     Event,
     Fence,
     Fenced,
+    FinishPersist,
     ResetHost,
     Shutdown,
     Stage,
     Staged,
+    StagePersisted,
     StartWorker,
     StopAfter,
     WorkerReady,
@@ -45,7 +47,7 @@ class VirtualHosts:
     """The hosts by slice index, and the training thread's place among the worlds."""
 
     def __init__(self, spec: JobSpec, tell: Callable[[Event], None]) -> None:
-        self.all = tuple(VirtualHost(spec, index, self._fetch) for index in range(spec.config.num_slices))
+        self.all = tuple(VirtualHost(spec, index, self._fetch, tell) for index in range(spec.config.num_slices))
         self.inside = 0
         """The generation of the world that the training thread is in (0: none)."""
         self.fenced_below = 0
@@ -123,6 +125,7 @@ class VirtualHosts:
         self.fenced_below = max(self.fenced_below, command.generation)
         self._next_world = None
         host.fence_pending = True
+        host.give_up_persisting()
         if command.leave_out:
             host.end()
         elif host.worker is WorkerState.IN_WORLD and host.world_generation != self.inside:
@@ -135,13 +138,19 @@ class VirtualHosts:
     def _audit_after(self, host: VirtualHost, command: AuditAfter) -> None:
         self.audit_after = command
 
-    def _stage(self, host: VirtualHost, command: Stage) -> None:
+    def _stage(self, host: VirtualHost, command: Stage | StagePersisted) -> None:
         error = ""
         try:
-            host.stage(command)
+            if isinstance(command, StagePersisted):
+                host.stage_persisted(command)
+            else:
+                host.stage(command)
         except (ElasticError, OSError) as failed:
             error = str(failed)
         self._tell(Staged(slice_index=host.slice_index, generation=command.generation, error=error))
+
+    def _finish_persist(self, host: VirtualHost, command: FinishPersist) -> None:
+        host.finish_persist(command)
 
     def _digest(self, host: VirtualHost, command: ComputeDigest) -> None:
         self._tell(host.digest(command))
@@ -194,6 +203,8 @@ _PERFORM: dict[type[Any], Callable[[VirtualHosts, VirtualHost, Any], None]] = {
     StopAfter: VirtualHosts._stop_after,
     AuditAfter: VirtualHosts._audit_after,
     Stage: VirtualHosts._stage,
+    StagePersisted: VirtualHosts._stage,
+    FinishPersist: VirtualHosts._finish_persist,
     ComputeDigest: VirtualHosts._digest,
     Assign: VirtualHosts._assign,
     ResetHost: VirtualHosts._reset,

@@ -12,6 +12,7 @@ from elastic.protocol import WorkerCommitted
 from reshard.ids import HostId
 from reshard.layout import Layout
 from snapshot.arena import Arena
+from snapshot.persist_tree import TreeDescription
 
 
 class LocalLink:
@@ -102,8 +103,15 @@ class LocalLink:
         first = self.engine.hosts.members()[0].slice_index
         self.engine.take(LaidOut(slice_index=first, generation=generation, layout=layout))
 
+    def described(self, tree: TreeDescription) -> None:
+        """Tell how the tree of the world's state looks: the same on every slice."""
+        for host in self.engine.hosts.members():
+            host.describe(tree)
+
     def captured(self, host: HostId, generation: int, step: int, checksums: bytes, *, is_audit: bool) -> None:
         """Tell the checksums of one slice's capture, or audit."""
+        if not is_audit:
+            self.engine.hosts.all[host.slice_index].captured(generation, step)
         self.engine.take(
             Captured(
                 slice_index=host.slice_index,
@@ -127,6 +135,7 @@ class LocalLink:
     def ended(self, generation: int, step: int) -> None:
         """Tell that the training loop has come to its end."""
         for host in self.engine.hosts.members():
+            host.loop_ended()
             snapshots, _ = host.verified_snapshots()
             self.engine.take(
                 Finished(slice_index=host.slice_index, generation=generation, step=step, snapshots=snapshots)
