@@ -207,7 +207,7 @@ class Arena:
     def pin(self, step: int, generation: int) -> Path | None:
         """Copy a snapshot out of its slot into a file that no capture overwrites; None when it is gone.
 
-        One at a time: it replaces what was pinned before. See `snapshot.pin.pin_snapshot` for what it raises.
+        One at a time, in any thread; replaces what was pinned before. Raises as `snapshot.pin.pin_snapshot`.
         """
         return pin_snapshot(self._slot_paths(), self.directory / PINNED_NAME, step, generation)
 

@@ -16,7 +16,8 @@ _STOP_TIMEOUT_S = 5.0
 class WriterProcess:
     """One job in a process of its own; always `wait` for it, from any thread, also after `stop`.
 
-    `prefix` is a command put before it, such as `("ionice", "-c3")`.
+    Starting it takes some milliseconds, with a large layout until the process reads its job. `prefix` is a
+    command put before it, such as `("ionice", "-c3")`.
     """
 
     def __init__(self, job: Job, *, prefix: Sequence[str] = ()) -> None:

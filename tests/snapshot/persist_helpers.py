@@ -86,9 +86,11 @@ def tiny_array(array: ArrayLayout, step: int) -> np.ndarray[Any, Any]:
     return np.frombuffer(data, element_dtype(array.itemsize)).reshape(array.shape)
 
 
-def tiny_slots(directory: Path, step: int = 1, generation: int = 1) -> dict[HostId, Path]:
-    """Make the slot files that the two hosts of the tiny layout have of a step."""
-    layout = tiny_layout()
+def tiny_slots(
+    directory: Path, step: int = 1, generation: int = 1, layout: Layout | None = None
+) -> dict[HostId, Path]:
+    """Make the slot files that the hosts of a layout (the tiny one) have of a step."""
+    layout = layout or tiny_layout()
     arrays = {array.path: array for array in layout.arrays}
     slots: dict[HostId, Path] = {}
     for host, shards in captures(layout).items():

@@ -1,6 +1,6 @@
 """Restores a persisted snapshot with plain Orbax, in a process that cannot import this project.
 
-Run with `-I`: <root> <step>. Prints {way: {path: [dtype, shape, sha256]}} as JSON.
+Run with `-I`: <root> <step> <damaged roots…>. Prints {way: {path: [dtype, shape, sha256]}} as JSON.
 """
 
 import sys
@@ -113,7 +113,14 @@ def main():
         results["checkpointer"] = digests(state, structure)
     results["v1"] = digests(v1.load(f"{root}/{step}", wanted), structure)
     results["v1 without a target"] = digests(v1.load(f"{root}/{step}"))
-    print(json.dumps(results))
+    for damaged in sys.argv[3:]:
+        with ocp.CheckpointManager(damaged) as manager:
+            try:
+                manager.restore(step)
+            except Exception as error:
+                results[damaged] = "params.w" in str(error)
+    print(json.dumps(results), flush=True)
+    os._exit(0)  # after a failed restore Orbax leaves threads that complain at the end of the interpreter
 
 
 main()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from persist_helpers import facts_of, persist_tiny, tiny_layout, tiny_slots, wri
 from snapshot_helpers import REPOSITORY, flip
 
 from reshard.ids import HostId
+from reshard.layout import ArrayLayout, Layout
 from reshard.persist_shares import persist_shares
 from reshard.redundancy import captures
 from snapshot.persist import begin, list_persisted
@@ -25,6 +28,7 @@ from snapshot.persist_source import PersistentSource
 from snapshot.slot_reader import SlotReader
 
 HOST = HostId(0)
+TINY = tiny_layout()
 
 
 @pytest.fixture
@@ -34,8 +38,13 @@ def run(root: Path) -> Path:
     return path
 
 
-def write_job(staging: Path, slots: dict[HostId, Path], host: HostId = HOST, step: int = 1) -> WriteJob:
-    layout = tiny_layout()
+def write_job(
+    staging: Path,
+    slots: dict[HostId, Path],
+    host: HostId = HOST,
+    step: int = 1,
+    layout: Layout = TINY,
+) -> WriteJob:
     return WriteJob(
         staging=str(staging),
         slots=(str(slots[host]),),
@@ -178,6 +187,38 @@ def test_a_writer_that_is_killed_leaves_only_staging_and_the_retry_finishes(run:
     assert PersistentSource(finish(run, staging, facts_of(tiny_layout())).path).verify() == ()
 
 
+@pytest.mark.slow
+def test_a_writer_killed_anywhere_in_a_large_share_leaves_what_the_retry_completes(run: Path, root: Path):
+    arrays = tuple(
+        ArrayLayout(path=f"[{index}]", shape=(256, 1024), dtype="float32", itemsize=4, spec=(("data",),))
+        for index in range(200)
+    )
+    layout = replace(TINY, arrays=arrays)
+    slots = tiny_slots(root, layout=layout)
+    staging = begin(run, 1, 1)
+    stopped = 0
+    for seed in range(12):
+        process = WriterProcess(write_job(staging, slots, layout=layout))
+        kill_at = random.Random(seed).randrange(sum(array.nbytes for array in arrays) // 2)
+
+        def kill(written_bytes: int, kill_at: int = kill_at, pid: int = process.pid) -> None:
+            if written_bytes >= kill_at:
+                os.kill(pid, signal.SIGKILL)
+
+        stopped += process.wait(kill) == Failed(
+            kind="persistent-tier:stopped",
+            message="the writer process ended with status -9 before it was done",
+            remedy="Write it again.",
+        )
+        assert list_persisted(run) == ()
+    assert stopped > 6
+    for host in slots:
+        assert isinstance(outcome(write_job(staging, slots, host, layout=layout)), Done)
+    made = finish(run, staging, facts_of(layout))
+    assert PersistentSource(made.path).verify() == ()
+    assert list(made.path.rglob("*__lock")) == []
+
+
 def test_a_writer_ends_with_its_input(run: Path, tmp_path: Path):
     process = WriterProcess(write_job(begin(run, 1, 1), tiny_slots(tmp_path)))
     process.stop()
@@ -211,13 +252,13 @@ class Killed(BaseException):
     """Stands for SIGKILL: nothing in the code under test catches it."""
 
 
-@pytest.mark.parametrize("replaces", [False, True])
+@pytest.mark.parametrize("replaces", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_finish_that_ends_at_any_call_leaves_a_whole_snapshot_or_none(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaces: bool
 ):
     restored = {2: 0} if replaces else {}
     generation = 2 if replaces else 1
-    ended_at = 0
+    ended_at: int | None = None
     for calls_left in range(200):
         shutil.rmtree(run)
         if replaces:
@@ -237,8 +278,9 @@ def test_a_finish_that_ends_at_any_call_leaves_a_whole_snapshot_or_none(
         whole = list_persisted(run)
         assert len(whole) <= 1
         assert all(PersistentSource(one.path).verify() == () for one in whole)
-        if ended_at:
+        if ended_at is not None:
             break
+    assert ended_at is not None
     assert ended_at > 10
     assert [one.generation for one in list_persisted(run)] == [generation]
 
