@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import tenacity
@@ -168,7 +169,7 @@ class Persister:
             manifest = _read_manifest(pinned)
             layout = manifest.static.layout
             shares = persist_shares(layout, captures(layout, self._replicas))
-            staging = begin(self._spec.directory, share.step, share.generation)
+            staging = self._staging(share.generation, share.step)
             job = WriteJob(
                 staging=str(staging),
                 slots=(str(pinned),),
@@ -202,7 +203,7 @@ class Persister:
         try:
             job = FinishJob(
                 root=str(directory),
-                staging=str(begin(directory, command.step, command.generation)),
+                staging=str(self._staging(command.generation, command.step)),
                 facts=facts,
                 restored_steps=dict(command.restored_steps),
                 keep=self._spec.keep,
@@ -231,6 +232,9 @@ class Persister:
             )
         )
 
+    def _staging(self, generation: int, step: int) -> Path:
+        return begin(self._spec.directory, step, generation, epoch=self._spec.epoch)
+
     def _tell_share(self, generation: int, step: int, error: str) -> None:
         self._tell(SharePersisted(slice_index=self._slice, generation=generation, step=step, error=error))
 
@@ -240,7 +244,7 @@ class Persister:
         )
 
 
-def _read_manifest(path: Any) -> Manifest:
+def _read_manifest(path: Path) -> Manifest:
     with SlotReader(path) as reader:
         manifest = reader.read_manifest()
     assert manifest is not None  # it was pinned complete

@@ -157,7 +157,6 @@ class ArenaTasks:
 
     def stage(self, command: Stage, generation: Callable[[], int], send: Callable[[Any], None]) -> None:
         """Fetch what the plan gives this host; tells Staged, unless `generation` has moved on meanwhile."""
-
         work = partial(self._stage_and_tell, command, self.stage_now, generation, send)
         if command.transfers:
             threading.Thread(target=work, name="stage", daemon=True).start()

@@ -60,9 +60,17 @@ class Persisted:
         return self.facts.layout
 
     @property
-    def order(self) -> tuple[int, int]:
-        """Sorts snapshots from old to new."""
-        return self.generation, self.step
+    def order(self) -> tuple[int, int, int]:
+        """Sorts snapshots from old to new: by job, by generation, by step."""
+        return self.facts.epoch, self.generation, self.step
+
+    def is_on_lineage(self, epoch: int, restored_steps: Mapping[int, int]) -> bool:
+        """Tell whether the job of `epoch` still stands on this snapshot; see `manifest.is_on_lineage`.
+
+        What an earlier job left precedes all generations of this one.
+        """
+        generation = self.generation if self.facts.epoch == epoch else -1
+        return is_step_on_lineage(self.step, generation, restored_steps)
 
     def holdings(self, host: HostId) -> tuple[Holding, ...]:
         """Return what `host` can read here, for a plan: every box of the layout, unverified."""
@@ -101,18 +109,24 @@ def lock_root(root: Path, job_id: str, *, timeout_s: float = 2.0) -> FileLock:
         return lock
 
 
-def begin(root: Path, step: int, generation: int) -> Path:
+def next_epoch(root: Path) -> int:
+    """Return the epoch of a job that begins to write to `root`, for the holder of its lock."""
+    return 1 + max((found.facts.epoch for found in list_persisted(root)), default=0)
+
+
+def begin(root: Path, step: int, generation: int, *, epoch: int = 1) -> Path:
     """Make the staging directory of a snapshot and return it; one that a retry left is used again.
 
-    Those of other snapshots are of dead attempts, and removed. For the holder of the root's lock.
-    Raises PersistentTierError.
+    Those of other snapshots are of dead attempts, and removed. For the agents of the job that holds the
+    root's lock, also several at once. Raises PersistentTierError.
     """
-    staging = root / _OWN_NAME / "staging" / f"{step}-g{generation}"
+    staging = root / _OWN_NAME / "staging" / f"{step}-g{generation}-e{epoch}"
     with writing(root):
         (staging / ITEM_NAME).mkdir(parents=True, exist_ok=True)
         for other in staging.parent.iterdir():
             if other != staging:
-                _remove(root, other)
+                with contextlib.suppress(FileNotFoundError):  # another agent was faster
+                    _remove(root, other)
         for dead in _dead(root).iterdir():
             shutil.rmtree(dead, ignore_errors=True)
     return staging
@@ -167,7 +181,8 @@ def prune(root: Path, keep: int, restored_steps: Mapping[int, int] | None = None
     if keep < 1:
         raise UsageError(f"cannot keep {keep} snapshots: at least 1")
     found = list_persisted(root)
-    on_lineage = [one for one in found if is_step_on_lineage(one.step, one.generation, restored_steps or {})]
+    epoch = max((one.facts.epoch for one in found), default=0)
+    on_lineage = [one for one in found if one.is_on_lineage(epoch, restored_steps or {})]
     kept = {one.path for one in on_lineage[:keep]}
     removed = tuple(one for one in found if one.path not in kept)
     with writing(root):
@@ -189,15 +204,20 @@ def publish(root: Path, staging: Path, step: int, restored_steps: Mapping[int, i
                 ) from error
             old = None
         new = decode_facts((staging / ITEM_NAME / FACTS_NAME).read_bytes())
-        if old is not None and (
-            old.generation >= new.generation or is_step_on_lineage(step, old.generation, restored_steps)
-        ):
+        if old is not None and _is_as_good(old, new, restored_steps):
             _remove(root, staging)
             return old
         _remove(root, final)
     os.rename(staging, final)
     sync_directory(root)
     return read_persisted(final)
+
+
+def _is_as_good(old: Persisted, new: PersistFacts, restored_steps: Mapping[int, int]) -> bool:
+    """Tell whether the snapshot that is there already can stay instead of a new one of the same step."""
+    if old.facts.epoch != new.epoch:
+        return old.facts.epoch > new.epoch
+    return old.generation >= new.generation or old.is_on_lineage(new.epoch, restored_steps)
 
 
 def sync_directory(path: Path) -> None:

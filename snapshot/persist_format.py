@@ -36,7 +36,11 @@ _AS_UINT8 = frozenset({"uint1", "uint2", "uint4"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PersistFacts:
-    """What we know of a persisted snapshot beside its arrays; `extra` is the caller's own, as JSON values."""
+    """What we know of a persisted snapshot beside its arrays; `extra` is the caller's own, as JSON values.
+
+    `epoch` is the place of its job among those that wrote to the same root: a later job begins to count
+    generations anew, and goes on from what an earlier one left.
+    """
 
     step: int
     generation: int
@@ -44,6 +48,7 @@ class PersistFacts:
     layout: Layout
     tree: TreeDescription
     job_id: str = ""
+    epoch: int = 1
     extra: dict[str, Any] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
 

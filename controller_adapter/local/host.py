@@ -32,9 +32,7 @@ from snapshot.persist_tree import TreeDescription
 class VirtualHost:
     """The memory of a slice, and where its part of the one worker stands; `fetch` reads others' memory."""
 
-    def __init__(
-        self, spec: JobSpec, slice_index: int, fetch: Fetch, tell: Callable[[Event], None]
-    ) -> None:
+    def __init__(self, spec: JobSpec, slice_index: int, fetch: Fetch, tell: Callable[[Event], None]) -> None:
         self.slice_index = slice_index
         self.worker = WorkerState.NONE
         self.incarnation = 0

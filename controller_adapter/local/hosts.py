@@ -47,7 +47,9 @@ class VirtualHosts:
     """The hosts by slice index, and the training thread's place among the worlds."""
 
     def __init__(self, spec: JobSpec, tell: Callable[[Event], None]) -> None:
-        self.all = tuple(VirtualHost(spec, index, self._fetch, tell) for index in range(spec.config.num_slices))
+        self.all = tuple(
+            VirtualHost(spec, index, self._fetch, tell) for index in range(spec.config.num_slices)
+        )
         self.inside = 0
         """The generation of the world that the training thread is in (0: none)."""
         self.fenced_below = 0

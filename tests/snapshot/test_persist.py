@@ -102,7 +102,7 @@ def test_writing_again_changes_no_byte(run: Path, tmp_path: Path):
 def test_staging_of_dead_attempts_goes_at_the_next_start(run: Path, tmp_path: Path):
     write_tiny(run, tmp_path, step=1)
     write_tiny(run, tmp_path, step=2, generation=1)
-    assert left_over(run) == ["2-g1"]
+    assert left_over(run) == ["2-g1-e1"]
     begin(run, 2, 2)
     assert left_over(run) == ["2-g2"]
 
