@@ -20,7 +20,7 @@ from reshard.persist_shares import persist_shares
 from reshard.redundancy import captures
 from snapshot.arena import Arena
 from snapshot.manifest import Manifest
-from snapshot.persist import begin
+from snapshot.persist import abort, begin
 from snapshot.persist_format import PersistFacts
 from snapshot.persist_jobs import Done, Failed, FinishJob, Job, WriteJob
 from snapshot.persist_process import WriterProcess
@@ -183,6 +183,7 @@ class Persister:
         finally:
             self._arena.unpin()
         if isinstance(result, Failed):
+            abort(self._spec.directory, staging)  # nobody will finish it: its room is needed
             raise RetryLaterError(result.message, remedy=result.remedy or None)
         return PersistFacts(
             step=share.step,

@@ -117,19 +117,28 @@ def next_epoch(root: Path) -> int:
 def begin(root: Path, step: int, generation: int, *, epoch: int = 1) -> Path:
     """Make the staging directory of a snapshot and return it; one that a retry left is used again.
 
-    Those of other snapshots are of dead attempts, and removed. For the agents of the job that holds the
-    root's lock, also several at once. Raises PersistentTierError.
+    Those of other jobs and generations are of dead attempts, and removed; of this one, the newest other step
+    stays, as it may just be finished. For the agents of the job that holds the root's lock, also several at
+    once. Raises PersistentTierError.
     """
     staging = root / _OWN_NAME / "staging" / f"{step}-g{generation}-e{epoch}"
     with writing(root):
         (staging / ITEM_NAME).mkdir(parents=True, exist_ok=True)
-        for other in staging.parent.iterdir():
-            if other != staging:
-                with contextlib.suppress(FileNotFoundError):  # another agent was faster
-                    _remove(root, other)
+        for other in _stale(staging):
+            with contextlib.suppress(FileNotFoundError):  # another agent was faster
+                _remove(root, other)
         for dead in _dead(root).iterdir():
             shutil.rmtree(dead, ignore_errors=True)
     return staging
+
+
+def _stale(staging: Path) -> list[Path]:
+    """Return the other staging directories that nobody finishes any more."""
+    step, _, world = staging.name.partition("-")
+    others = [path for path in staging.parent.iterdir() if path.name != staging.name]
+    steps = {path: int(path.name.partition("-")[0]) for path in others if path.name.endswith(f"-{world}")}
+    older = sorted((path for path in steps if steps[path] < int(step)), key=steps.__getitem__)
+    return [path for path in others if path not in steps] + older[:-1]
 
 
 def abort(root: Path, staging: Path) -> None:

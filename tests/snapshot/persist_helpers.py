@@ -38,11 +38,22 @@ def captured_by(arenas: list[Arena], step: int) -> dict[HostId, list[tuple[str, 
 
 
 def facts_of(
-    layout: Layout, tree: TreeDescription | None = None, *, step: int = 1, generation: int = 1
+    layout: Layout,
+    tree: TreeDescription | None = None,
+    *,
+    step: int = 1,
+    generation: int = 1,
+    epoch: int = 1,
 ) -> PersistFacts:
     tree = tree or description_of([array.path for array in layout.arrays])
     return PersistFacts(
-        step=step, generation=generation, position=8 * step, layout=layout, tree=tree, extra={"seed": 7}
+        step=step,
+        generation=generation,
+        position=8 * step,
+        layout=layout,
+        tree=tree,
+        epoch=epoch,
+        extra={"seed": 7},
     )
 
 
@@ -104,9 +115,9 @@ def tiny_slots(
     return slots
 
 
-def write_tiny(root: Path, directory: Path, step: int = 1, generation: int = 1) -> Path:
+def write_tiny(root: Path, directory: Path, step: int = 1, generation: int = 1, epoch: int = 1) -> Path:
     facts = facts_of(tiny_layout(), step=step, generation=generation)
-    staging = begin(root, step, generation)
+    staging = begin(root, step, generation, epoch=epoch)
     shares = persist_shares(facts.layout, captures(facts.layout))
     for host, slot in tiny_slots(directory, step, generation).items():
         source = open_source([slot], step, (generation,))
@@ -121,8 +132,9 @@ def persist_tiny(
     step: int = 1,
     generation: int = 1,
     restored_steps: Mapping[int, int] | None = None,
+    epoch: int = 1,
 ) -> Persisted:
     root.mkdir(exist_ok=True)
-    staging = write_tiny(root, directory, step, generation)
-    facts = facts_of(tiny_layout(), step=step, generation=generation)
+    staging = write_tiny(root, directory, step, generation, epoch)
+    facts = facts_of(tiny_layout(), step=step, generation=generation, epoch=epoch)
     return finish(root, staging, facts, restored_steps=restored_steps)

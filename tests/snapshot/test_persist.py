@@ -14,7 +14,16 @@ from reshard.boxes import full_box
 from reshard.errors import CorruptCopyError, MissingShardError, PersistentTierError, UsageError
 from reshard.ids import HostId
 from reshard.planner import make_plan
-from snapshot.persist import Persisted, abort, begin, list_persisted, lock_root, prune, read_root
+from snapshot.persist import (
+    Persisted,
+    abort,
+    begin,
+    list_persisted,
+    lock_root,
+    next_epoch,
+    prune,
+    read_root,
+)
 from snapshot.persist_finish import finish
 from snapshot.persist_format import FACTS_NAME, ITEM_NAME
 from snapshot.persist_source import PersistentSource
@@ -99,12 +108,36 @@ def test_writing_again_changes_no_byte(run: Path, tmp_path: Path):
     assert {path: path.read_bytes() for path in staging.rglob("*") if path.is_file()} == before
 
 
-def test_staging_of_dead_attempts_goes_at_the_next_start(run: Path, tmp_path: Path):
-    write_tiny(run, tmp_path, step=1)
-    write_tiny(run, tmp_path, step=2, generation=1)
-    assert left_over(run) == ["2-g1-e1"]
+def test_staging_of_dead_attempts_goes_when_the_next_begins(run: Path):
+    begin(run, 1, 1)
+    begin(run, 2, 1)
+    assert left_over(run) == ["1-g1-e1", "2-g1-e1"]  # 1 may just be finished
+    begin(run, 3, 1)
+    assert left_over(run) == ["2-g1-e1", "3-g1-e1"]
+    begin(run, 2, 1)
+    assert left_over(run) == ["2-g1-e1", "3-g1-e1"]
     begin(run, 2, 2)
-    assert left_over(run) == ["2-g2"]
+    assert left_over(run) == ["2-g2-e1"]
+    begin(run, 2, 2, epoch=2)
+    assert left_over(run) == ["2-g2-e2"]
+
+
+def test_snapshots_of_a_later_job_are_newer_whatever_their_generation(run: Path, tmp_path: Path):
+    old = persist_tiny(run, tmp_path, step=9, generation=5)
+    new = persist_tiny(run, tmp_path, step=4, generation=1, epoch=next_epoch(run))
+    assert [one.path for one in list_persisted(run)] == [new.path, old.path]
+    again = persist_tiny(run, tmp_path, step=9, generation=1, epoch=2)
+    assert again.facts.epoch == 2
+    assert prune(run, 1) == (new,)
+    assert list_persisted(run) == (again,)
+
+
+def test_prune_takes_away_what_the_job_has_left_behind(run: Path, tmp_path: Path):
+    left = persist_tiny(run, tmp_path, step=9, generation=5)
+    kept = persist_tiny(run, tmp_path, step=4, generation=5)
+    new = persist_tiny(run, tmp_path, step=6, generation=1, epoch=2)
+    assert prune(run, 3, {1: 4}) == (left,)
+    assert list_persisted(run) == (new, kept)
 
 
 def test_the_lock_files_of_killed_writers_do_not_get_in(run: Path, tmp_path: Path):
