@@ -13,6 +13,7 @@ from snapshot.job import JobLock
 from snapshot.journal import JournalRecord
 from snapshot.manifest import Manifest, ShardEntry, StaticManifest, is_on_lineage
 from snapshot.shm import available_bytes
+from snapshot.view import View, open
 
 __all__ = [
     "Arena",
@@ -24,10 +25,12 @@ __all__ = [
     "ShardEntry",
     "StaticManifest",
     "VerifiedHoldings",
+    "View",
     "available_bytes",
     "checksum",
     "collect",
     "is_on_lineage",
     "list_jobs",
+    "open",
     "state_digest",
 ]

@@ -65,6 +65,17 @@ def collect(root: Path = DEFAULT_ROOT) -> Removed:
     return total(removed)
 
 
+def find_garbage(root: Path = DEFAULT_ROOT) -> Removed:
+    """Return what `collect` would remove now, and remove nothing."""
+    found: list[Removed] = []
+    for directory in _job_directories(root):
+        with contextlib.ExitStack() as stack:
+            if _lock_all(directory, stack, make=False):
+                paths = (directory, *(path for _, path in host_directories(directory)))
+                found.append(Removed(tuple(map(str, paths)), _used_bytes(directory)))
+    return total(found)
+
+
 def _job_directories(root: Path) -> list[Path]:
     """Return the directories that are a job's by name and by content."""
     check_root(root)
