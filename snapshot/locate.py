@@ -43,7 +43,7 @@ def find_job(where: str | os.PathLike[str] | None = None, *, root: Path = DEFAUL
     directory = Path(where)
     if (directory / JOB_FILE).is_file():
         return _job_of_run(directory)
-    if directory.is_dir() and directory.name.startswith(JOB_PREFIX):
+    if directory.name.startswith(JOB_PREFIX) and any(True for _ in host_directories(directory)):
         return FoundJob(job_id=directory.name.removeprefix(JOB_PREFIX), directory=directory)
     if directory.is_dir():
         raise UsageError(
