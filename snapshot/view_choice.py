@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from reshard.errors import CorruptCopyError, ElasticError, MissingShardError, RetryLaterError, UsageError
 from snapshot.contents import RejectedCopy
-from snapshot.locate import FoundJob, slot_files
+from snapshot.locate import START_ONE, FoundJob, slot_files
 from snapshot.mapped_slot import MappedSlot, open_slot
 from snapshot.survey import gaps, reason_of
 
@@ -81,6 +81,8 @@ def _open_all(job: FoundJob) -> tuple[list[MappedSlot], list[RejectedCopy], bool
 def _require_some(
     job: FoundJob, by_order: dict[Order, list[MappedSlot]], rejected: list[RejectedCopy]
 ) -> None:
+    if not by_order and not job.directory.is_dir():
+        raise UsageError(f"job {job.job_id} has ended: {job.directory} is gone", remedy=START_ONE)
     if not by_order:
         damaged = "".join(f"; {copy.name}: {copy.reason}" for copy in rejected)
         raise RetryLaterError(

@@ -193,6 +193,9 @@ def test_view_does_not_keep_a_live_job_from_ending_nor_a_dead_one_from_being_col
         assert len(collect(root).directories) == 2
         assert list(root.iterdir()) == []
         assert other.is_current()  # nothing will overwrite it any more
+        assert (other.copy(WHOLE) == 2).all()
+        with pytest.raises(UsageError, match="job job has ended"):
+            other.refresh()
     live.close()
     assert (whole == 2).all()
     assert (split == 2).all()
