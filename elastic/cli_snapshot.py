@@ -99,12 +99,15 @@ def snapshot_read(
 ) -> int:
     """List the arrays of a job's state, or show the one named PATH, without holding the job up.
 
-    PATH is as in the list, for example "['params']['w']". What is shown is a verified copy.
+    PATH is as in the list, for example "['params']['w']"; WHERE may be left out before one that starts with a
+    bracket. What is shown is a verified copy.
     """
     from elastic.cli_snapshot_text import print_array, print_arrays
     from snapshot.array_summary import save_array, summarise
     from snapshot.view import open as open_view
 
+    if path is None and where is not None and where.startswith("["):
+        where, path = None, where
     if path is None and (out is not None or dtype is not None):
         raise UsageError(
             "--out and --as need the PATH of an array", remedy="Without PATH its names are listed."

@@ -88,7 +88,10 @@ def open_slot(host: HostId, path: Path) -> MappedSlot | None:
             is_same = _is_named(fd, path) and fmt.commit_word(page) == before == _commit_word(fd)
             if is_same and before:
                 header = fmt.unpack_header(page, os.fstat(fd).st_size)
-                slot = MappedSlot(host, fd, reader, manifest, header)
+                try:
+                    slot = MappedSlot(host, fd, reader, manifest, header)
+                except ValueError as error:  # cut short since its size was looked at
+                    raise CorruptCopyError(f"{path}: truncated: {error}", path=str(path)) from error
                 stack.pop_all()
                 return slot
     return None

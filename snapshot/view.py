@@ -7,7 +7,7 @@
 
 The job writes the slot that is read from again two captures later. So what is computed from an array of a
 view counts only if `check` (or `is_current`) passes afterwards. `copy` and `copies` do that for you: they
-return private arrays whose checksums were right.
+return private arrays whose checksums were right (on processors other than x86-64 only they are sure).
 
 An array over the job's memory is as safe as that file: the engine never truncates one, it puts a new file
 in its place. Where somebody else may truncate it, use `copy`, which reads by `pread` and gets an error
@@ -194,9 +194,8 @@ class View:
         slots, rejected = choose_slots(self.job, self._pinned_step, partial=self._partial)
         for slot in self._slots:
             slot.close()
-        self._slots, self.rejected = slots, rejected
+        self._slots, self.rejected, self._copies = slots, rejected, {}
         self._arrays = {array.path: array for array in self.layout.arrays}
-        self._copies = {}
         for slot in slots:
             for index, entry in enumerate(slot.manifest.static.shards):
                 self._copies.setdefault(entry.path, []).append((slot, index))

@@ -159,6 +159,7 @@ def test_read_lists_arrays_and_shows_one(run: Run, pair: Pair) -> None:
     assert json.loads(run("read", "job", "--json")[1])["arrays"][0]["nbytes"] == 512
     shown = json.loads(run("read", "job", WHOLE, "--json")[1])
     assert (shown["step"], shown["mean"], shown["dtype"]) == (2, 2.0, "bfloat16")
+    assert json.loads(run("read", WHOLE, "--json")[1]) == shown  # of the only live job
 
 
 def test_read_saves_an_array_that_numpy_reads_again(run: Run, pair: Pair, tmp_path: Path) -> None:

@@ -48,8 +48,8 @@ def worker(root: Path, step: int) -> None:
 def agent(root: Path, round_index: int) -> None:
     """Do in one round what agents do: attach, grow, verify, stage, collect, drop, and close."""
     arena = Arena.attach("job", A, root=root)
-    grown = slot_bytes() + 4096 * (round_index % 7)
-    arena.reserve(grown, journal_record_bytes=256 + 64 * (round_index % 5), journal_records=8)
+    grown = slot_bytes() + 4096 * round_index
+    arena.reserve(grown, journal_record_bytes=256 + 64 * round_index, journal_records=8)
     arena.verified_snapshots()
     held = arena.manifests().complete[0]
     source = arena.find_shards(held.step)
