@@ -5,6 +5,7 @@ One process imports everything once and forks a child a command, so that hundred
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -45,6 +46,33 @@ def worker(root: Path, step: int) -> None:
         step += 1
 
 
+def trainer(root: Path, step: int) -> None:
+    """Train and capture with JAX, step after step, and never stop; all elements of the state are the step."""
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    from reshard.redundancy import captures
+    from snapshot.capture import Capturer
+    from snapshot.tree import layout_of
+
+    mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
+    split, whole = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
+    state = {
+        "split": jax.device_put(jnp.full((NUM_ROWS, 16), step, jnp.float32), split),
+        "whole": [jax.device_put(jnp.full((NUM_ROWS,), step, jnp.int32), whole)],
+    }
+    layout = layout_of(state, mesh, {device.id: A for device in mesh.devices.flat})
+    arena = Arena.attach("job", A, root=root)
+    capturer = Capturer(arena, layout, A, captures(layout, 1)[A])
+    arena.reserve(capturer.slot_bytes)
+    advance = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
+    while True:
+        capturer.capture(state, step=step, generation=1, position=step)
+        state = advance(state)
+        step += 1
+
+
 def agent(root: Path, round_index: int) -> None:
     """Do in one round what agents do: attach, grow, verify, stage, collect, drop, and close."""
     arena = Arena.attach("job", A, root=root)
@@ -69,7 +97,12 @@ def collector(root: Path, _: int) -> None:
     collect(root)
 
 
-ROLES: dict[str, Callable[[Path, int], None]] = {"worker": worker, "agent": agent, "collector": collector}
+ROLES: dict[str, Callable[[Path, int], None]] = {
+    "worker": worker,
+    "trainer": trainer,
+    "agent": agent,
+    "collector": collector,
+}
 
 
 def traced(die_at: int) -> tuple[Callable[..., Any], list[int]]:
@@ -110,8 +143,12 @@ def serve(root: Path) -> None:
 class Forker:
     """Talks to the forking process."""
 
-    def __init__(self, root: Path) -> None:
-        code = f"import sys; from pathlib import Path; from {__name__} import serve; serve(Path(sys.argv[1]))"
+    def __init__(self, root: Path, *, with_jax: bool = False) -> None:
+        # JAX is imported before the fork, but has no backend, and so no threads, until after it.
+        code = "import jax, jax.numpy\n" if with_jax else ""
+        code += (
+            f"import sys; from pathlib import Path; from {__name__} import serve; serve(Path(sys.argv[1]))"
+        )
         self._process: subprocess.Popen[str] = start_python(code, root)
         assert self._line() == ["ready"]
 
@@ -119,6 +156,13 @@ class Forker:
         """Start a child that runs until it is killed from outside; return its pid."""
         self._send(role, -1, argument)
         return int(self._line()[1])
+
+    def is_running(self, pid: int) -> bool:
+        """Tell whether a started child still runs."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, 0)
+            return True
+        return False
 
     def kill(self, pid: int) -> None:
         """Kill a started child, and wait until it is gone."""
