@@ -37,7 +37,6 @@ found["left_by_too_big"] = sorted(os.listdir(arena.directory))
 found["used_by_too_big"] = 64 * MB - available_bytes(shm)
 
 arena.reserve(20 * MB)
-writer = arena.slot_for_write(20 * MB, 1)
 
 fill = '''
 import os
