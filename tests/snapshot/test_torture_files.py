@@ -239,7 +239,7 @@ def test_reader_opened_before_the_damage_gives_no_wrong_bytes(root: Path, arena:
 
 @pytest.mark.xfail(
     raises=FileNotFoundError,
-    reason="snapshot.reserve.replace_slot: the slot it unlinks to make room stays missing when that fails too, "
+    reason="snapshot.reserve.replace_slot: the slot it unlinks to make room stays missing if that fails, "
     "and every later capture raises FileNotFoundError",
 )
 def test_worker_goes_on_after_a_growth_that_found_no_room(
