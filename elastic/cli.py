@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
+from elastic.cli_snapshot import snapshot
 from reshard.errors import ElasticError, UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -19,6 +20,7 @@ DEFAULT_RUN = Path("runs/demo")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="elastic-slices", prog_name="elastic")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.pass_context
 def cli(context: click.Context, debug: bool) -> None:
@@ -322,43 +324,7 @@ def _history(directory: Path) -> list[Any]:
     return list(read_history(path))
 
 
-@cli.group()
-def snapshot() -> None:
-    """Look into, check and clean the snapshots in host memory."""
-
-
-@snapshot.command("ls")
-@click.option("--shm-dir", type=click.Path(path_type=Path), default=Path("/dev/shm"), show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-def snapshot_ls(shm_dir: Path, as_json: bool) -> int:
-    """List the jobs that have snapshots in host memory."""
-    import msgspec
-
-    from snapshot.gc import list_jobs
-
-    jobs = list_jobs(shm_dir)
-    if as_json:
-        click.echo(msgspec.json.encode(jobs, enc_hook=str).decode())
-        return 0
-    for job in jobs:
-        hosts = ", ".join(map(str, job.hosts)) or "no hosts"
-        click.echo(
-            f"{job.directory}: {'live' if job.is_alive else 'dead'}, {hosts}, {job.used_bytes / 1e6:.1f} MB"
-        )
-    if not jobs:
-        click.echo(f"no snapshots in {shm_dir}")
-    return 0
-
-
-@snapshot.command("gc")
-@click.option("--shm-dir", type=click.Path(path_type=Path), default=Path("/dev/shm"), show_default=True)
-def snapshot_gc(shm_dir: Path) -> int:
-    """Remove the snapshots of dead jobs, and of no others."""
-    from snapshot.gc import collect
-
-    removed = collect(shm_dir)
-    click.echo(f"removed {len(removed.directories)} directories, {removed.freed_bytes / 1e6:.1f} MB")
-    return 0
+cli.add_command(snapshot)
 
 
 def main() -> None:

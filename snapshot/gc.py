@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import stat
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +20,10 @@ from snapshot.job import (
     remove_job_directory,
     total,
 )
-from snapshot.shm import FileLock, check_root
+from snapshot.shm import DIRECTORY_MODE, FileLock, check_root
+
+EMPTY_AGE_S = 3600.0
+"""How old an empty directory with the name of a job must be to be removed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +59,8 @@ def collect(root: Path = DEFAULT_ROOT) -> Removed:
 
     A job is dead when its own lock and those of all its hosts are free. They are held while the files
     go, so a job that starts with the same id waits, and two clean-ups at once do not meet. Foreign
-    files and directories stay, also in the directory of a dead job.
+    files and directories stay, also in the directory of a dead job. An empty directory with the name of a
+    job goes when it is an hour old.
     """
     removed: list[Removed] = []
     for directory in _job_directories(root):
@@ -65,6 +72,17 @@ def collect(root: Path = DEFAULT_ROOT) -> Removed:
     return total(removed)
 
 
+def find_garbage(root: Path = DEFAULT_ROOT) -> Removed:
+    """Return what `collect` would remove now, and remove nothing."""
+    found: list[Removed] = []
+    for directory in _job_directories(root):
+        with contextlib.ExitStack() as stack:
+            if _lock_all(directory, stack, make=False):
+                paths = (directory, *(path for _, path in host_directories(directory)))
+                found.append(Removed(tuple(map(str, paths)), _used_bytes(directory)))
+    return total(found)
+
+
 def _job_directories(root: Path) -> list[Path]:
     """Return the directories that are a job's by name and by content."""
     check_root(root)
@@ -74,7 +92,14 @@ def _job_directories(root: Path) -> list[Path]:
 
 def _is_job(directory: Path) -> bool:
     with contextlib.suppress(OSError):
-        return (directory / LOCK_NAME).is_file() or any(True for _ in host_directories(directory))
+        if (directory / LOCK_NAME).is_file() or any(True for _ in host_directories(directory)):
+            return True
+        # What a clean-up leaves that was killed before its very last call. Not at once: an empty directory
+        # of such a name may also be one that somebody has just made.
+        info = directory.stat()
+        is_ours = info.st_uid == os.geteuid() and stat.S_IMODE(info.st_mode) == DIRECTORY_MODE
+        is_old = time.time() - info.st_mtime > EMPTY_AGE_S
+        return is_ours and is_old and not any(True for _ in directory.iterdir())
     return False
 
 

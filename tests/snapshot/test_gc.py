@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from snapshot_helpers import HOST, reserve, start_python, steps, write_into
 
 from reshard.errors import UsageError
 from snapshot.arena import Arena
-from snapshot.gc import collect, list_jobs
+from snapshot.gc import collect, find_garbage, list_jobs
 from snapshot.job import JobLock
 
 HOLD_ARENA = """
@@ -122,6 +123,27 @@ def test_foreign_files_and_directories_stay(root: Path) -> None:
     assert (root / "elastic-file").exists()
     assert (root / "elastic-link").is_symlink()
     assert [path.name for path in directory.iterdir()] == ["notes.txt"]
+
+
+def test_empty_directory_with_the_name_of_a_job_goes_when_it_is_old(root: Path) -> None:
+    for name, mode in (("elastic-new", 0o700), ("elastic-old", 0o700), ("elastic-shared", 0o755)):
+        (root / name).mkdir(mode=mode)
+        if name != "elastic-new":
+            os.utime(root / name, (0, 0))
+    assert find_garbage(root).directories == (str(root / "elastic-old"),)
+    assert collect(root).directories == (str(root / "elastic-old"),)
+    assert sorted(path.name for path in root.iterdir()) == ["elastic-new", "elastic-shared"]
+
+
+def test_find_garbage_names_what_collect_would_remove_and_touches_nothing(root: Path) -> None:
+    directory = leave_behind(root, "dead")
+    arena = Arena.create("live", HOST, root=root)
+    before = sorted(root.rglob("*"))
+    found = find_garbage(root)
+    assert set(found.directories) == {str(directory), str(directory.parent)}
+    assert sorted(root.rglob("*")) == before
+    assert collect(root) == found
+    arena.unlink()
 
 
 def test_list_jobs_leaves_no_trace(root: Path) -> None:
