@@ -121,8 +121,7 @@ class Capturer:
         was.
         """
         began_s = self._clock()
-        leaves, plan, slot = self._begin(state, step)
-        ready_s = self._clock()
+        leaves, plan, slot, ready_s = self._begin(state, step)
         checksums = [0] * len(self._nbytes)
         sources, others = device_sources(plan, leaves)
         self._copy(slot, sources + host_sources(plan, leaves), checksums)
@@ -148,8 +147,7 @@ class Capturer:
             self._in_flight.set_result(stats)
             return
         began_s = self._clock()
-        leaves, plan, slot = self._begin(state, step)
-        ready_s = self._clock()
+        leaves, plan, slot, ready_s = self._begin(state, step)
         copies = start_copies_to_host(selected_shards(plan, leaves))
         # Values that live on the host may be changed by the next step: taken now.
         kept = [(target, np.array(value)) for target, value in host_values(plan, leaves)]
@@ -157,7 +155,9 @@ class Capturer:
             self._background = ThreadPoolExecutor(1, thread_name_prefix="snapshot-capture")
         labels = _Labels(step, generation, position)
         wait_s, copy_s = ready_s - began_s, self._clock() - ready_s
-        self._in_flight = self._background.submit(self._complete, slot, copies + kept, labels, wait_s, copy_s)
+        self._in_flight = self._background.submit(
+            self._complete, slot, slot.hold(), copies + kept, labels, wait_s, copy_s
+        )
 
     @property
     def in_flight(self) -> bool:
@@ -172,21 +172,22 @@ class Capturer:
         in_flight, self._in_flight = self._in_flight, None
         return None if in_flight is None else in_flight.result()
 
-    def _begin(self, state: Any, step: int) -> tuple[list[Any], CapturePlan, SlotWriter]:
-        """Wait for the state, and make the slot ready to be filled."""
+    def _begin(self, state: Any, step: int) -> tuple[list[Any], CapturePlan, SlotWriter, float]:
+        """Wait for the state, and make the slot ready to be filled; also return when the state was there."""
         if self._in_flight is not None:
             raise UsageError(
                 f"capture of step {step} while another is in flight", remedy="Call finish first.", step=step
             )
         leaves, treedef = jax.tree_util.tree_flatten(state)
         jax.block_until_ready(leaves)
+        ready_s = self._clock()
         if self._plan is None or not self._plan.fits(leaves, treedef):
             self._plan = None
             self._plan = plan_capture(state, self.static)
         slot = self._arena.slot_for_write(self.slot_bytes, step)
         slot.prepare(self.static, self._encoded)
         slot.begin()
-        return leaves, self._plan, slot
+        return leaves, self._plan, slot, ready_s
 
     def _copy(self, slot: SlotWriter, sources: list[Source], checksums: list[int]) -> None:
         """Copy and hash all shards that lie in host memory as a snapshot stores them."""
@@ -201,13 +202,20 @@ class Capturer:
         self._team.for_each(copy, sources, self._captured_bytes)
 
     def _complete(
-        self, slot: SlotWriter, shards: list[tuple[int, Any]], labels: _Labels, wait_s: float, copy_s: float
+        self,
+        slot: SlotWriter,
+        held: memoryview,
+        shards: list[tuple[int, Any]],
+        labels: _Labels,
+        wait_s: float,
+        copy_s: float,
     ) -> CaptureStats:
         """Copy transferred shards into the slot and commit it, beside the loop."""
         began_s = self._clock()
         checksums = [0] * len(self._nbytes)
         sources = [source_of(target, np.asarray(shard)) for target, shard in shards]
-        self._copy(slot, sources, checksums)
+        with held:  # an arena that is closed meanwhile must not unmap what is written to
+            self._copy(slot, sources, checksums)
         slot.commit(
             step=labels.step, generation=labels.generation, position=labels.position, checksums=checksums
         )
