@@ -81,7 +81,7 @@ def shard_bytes(shard: jax.Array) -> bytes:
     if not _is_on_cpu(shard):
         return np.asarray(shard).tobytes()
     # A view of the array itself would keep its buffer from donation; one of a copy does not.
-    return np.asarray(jnp.array(shard, copy=True)).tobytes()
+    return np.asarray(jax.device_put(shard, _device(shard), may_alias=False)).tobytes()
 
 
 def buffer_checksum(shard: jax.Array) -> int:

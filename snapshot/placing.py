@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 from jax.sharding import SingleDeviceSharding
@@ -76,7 +75,8 @@ class TargetBox:
         for index, array in enumerate(jax.block_until_ready(arrays)):
             on_cpu = next(iter(array.devices())).platform == "cpu"
             if on_cpu and array.nbytes and first <= array.unsafe_buffer_pointer() < last:
-                arrays[index] = jax.block_until_ready(jnp.array(array, copy=True))
+                copied = jax.device_put(array, self.places[index], may_alias=False)
+                arrays[index] = jax.block_until_ready(copied)
         self.arrays = arrays
 
 
