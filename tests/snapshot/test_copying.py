@@ -32,7 +32,7 @@ def test_every_item_is_done_once_and_by_all_threads() -> None:
         threads.clear()
         team.for_each(work, range(100), MUCH)
         assert len(threads) == 4
-    assert done == Counter({item: 3 for item in range(100)})
+    assert done == Counter(dict.fromkeys(range(100), 3))
 
 
 @pytest.mark.parametrize(("num_threads", "nbytes"), [(1, MUCH), (4, 2 * MIN_BYTES_A_THREAD - 1)])

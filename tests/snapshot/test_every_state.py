@@ -29,11 +29,33 @@ from snapshot.capture import Capturer
 from snapshot.restore import restore
 from snapshot.tree import flatten, layout_of, target_of
 
-SMALL_FLOATS = (
-    "float4_e2m1fn float8_e3m4 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz float8_e5m2 "
-    "float8_e5m2fnuz float8_e8m0fnu float16 bfloat16"
-).split()
-INTEGERS = "int2 int4 int8 int16 int32 int64 uint2 uint4 uint8 uint16 uint32 uint64".split()
+SMALL_FLOATS = [
+    "float4_e2m1fn",
+    "float8_e3m4",
+    "float8_e4m3",
+    "float8_e4m3b11fnuz",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+    "float16",
+    "bfloat16",
+]
+INTEGERS = [
+    "int2",
+    "int4",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint2",
+    "uint4",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+]
 DTYPES = ["bool", *INTEGERS, *SMALL_FLOATS, "float32", "float64", "complex64", "complex128"]
 KEY_IMPLS = ("threefry2x32", "rbg", "unsafe_rbg")
 
