@@ -7,13 +7,19 @@ switches donation off for that array. So buffers are read by address, as raw byt
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 
 from snapshot.checksum import checksum
+
+PINNED = "pinned_host"
+
+_Key = TypeVar("_Key")
 
 
 def is_plain(array: jax.Array) -> bool:
@@ -55,12 +61,27 @@ def start_copy_to_host(shard: jax.Array) -> None:
         shard.copy_to_host_async()
 
 
+def start_copies_to_host(shards: Sequence[tuple[_Key, jax.Array]]) -> list[tuple[_Key, Any]]:
+    """Start the transfer of single-device arrays to host memory of their own, all together.
+
+    The arrays may be donated as soon as this returns. Where devices can reach pinned host memory the
+    transfers go on; else they have ended.
+    """
+    if all(_has_pinned_memory(shard) for _, shard in shards):
+        places = [SingleDeviceSharding(_device(shard), memory_kind=PINNED) for _, shard in shards]
+        copies = jax.device_put([shard for _, shard in shards], places, may_alias=False)
+        return [(key, copy) for (key, _), copy in zip(shards, copies, strict=True)]
+    for _, shard in shards:
+        start_copy_to_host(shard)
+    return [(key, np.frombuffer(shard_bytes(shard), np.uint8)) for key, shard in shards]
+
+
 def shard_bytes(shard: jax.Array) -> bytes:
     """Return a copy of the C-order bytes of a single-device array, of any backend and memory layout."""
     if not _is_on_cpu(shard):
         return np.asarray(shard).tobytes()
     # A view of the array itself would keep its buffer from donation; one of a copy does not.
-    return np.asarray(jnp.array(shard, copy=True)).tobytes()
+    return np.asarray(jax.device_put(shard, _device(shard), may_alias=False)).tobytes()
 
 
 def buffer_checksum(shard: jax.Array) -> int:
@@ -72,7 +93,15 @@ def buffer_checksum(shard: jax.Array) -> int:
 
 
 def _is_on_cpu(shard: jax.Array) -> bool:
-    return bool(next(iter(shard.devices())).platform == "cpu")
+    return bool(_device(shard).platform == "cpu")
+
+
+def _device(shard: jax.Array) -> jax.Device:
+    return next(iter(shard.devices()))
+
+
+def _has_pinned_memory(shard: jax.Array) -> bool:
+    return any(memory.kind == PINNED for memory in _device(shard).addressable_memories())
 
 
 def _bits(dtype: Any) -> int:

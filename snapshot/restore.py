@@ -13,11 +13,13 @@ from jax.sharding import SingleDeviceSharding
 from reshard.boxes import Box, full_box
 from reshard.errors import MissingShardError, UsageError
 from reshard.layout import ArrayLayout
+from snapshot.copying import CopyTeam
 from snapshot.device_buffers import buffer_checksum
+from snapshot.placing import StoredBoxes, TargetBox, place_boxes
 from snapshot.tree import LeafInfo, box_of, flatten, is_prng_key, key_impl, leaf_info, unflatten
 
 
-class BoxSource(Protocol):
+class BoxSource(StoredBoxes, Protocol):
     """Where restore takes elements from; `snapshot.source.ShardSource` is one."""
 
     step: int
@@ -38,17 +40,21 @@ class DeviceChecksum:
     checksum: int
 
 
-def restore(target: Any, source: BoxSource) -> Any:
+def restore(target: Any, source: BoxSource, *, num_threads: int | None = None) -> Any:
     """Return the state of `source` in the form of `target`.
 
     `target` is a pytree of jax.ShapeDtypeStructs (or arrays) with shardings, any sharding whatever the
     snapshot's; numpy arrays and Python scalars in it come back as such. Device arrays are copies: they
-    never alias the arena. Raises MissingShardError, naming array and box, when a part is nowhere intact,
-    UsageError, naming the leaf, when shape or dtype differ from the snapshot's.
+    never alias the arena or one another, and may be donated. Each shard is read and verified once, by
+    `num_threads` threads (default: one for each processor this process may use, four at most). Raises
+    MissingShardError, naming array and box, when a part is nowhere intact, UsageError, naming the leaf,
+    when shape or dtype differ from the snapshot's.
     """
     flat = flatten(target)
-    leaves = [_restore_leaf(path, leaf, source) for path, leaf in zip(flat.paths, flat.leaves, strict=True)]
-    return unflatten(flat.treedef, leaves)
+    leaves = [_checked(path, leaf, source) for path, leaf in zip(flat.paths, flat.leaves, strict=True)]
+    placed = sorted((leaf for leaf in leaves if leaf.boxes), key=lambda leaf: leaf.info.nbytes, reverse=True)
+    place_boxes([list(leaf.boxes.values()) for leaf in placed], source, CopyTeam(num_threads))
+    return unflatten(flat.treedef, [_finished(leaf, source) for leaf in leaves])
 
 
 def device_checksums(state: Any) -> tuple[DeviceChecksum, ...]:
@@ -74,31 +80,60 @@ def device_checksums(state: Any) -> tuple[DeviceChecksum, ...]:
     return tuple(result)
 
 
-def _restore_leaf(path: str, leaf: Any, source: BoxSource) -> Any:
-    info = leaf_info(path, leaf)
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    """A leaf of the target: how it is stored, and the boxes that devices of this process need of it.
+
+    `order` lists the box of each device, as JAX orders them; both are empty where no device was chosen.
+    """
+
+    path: str
+    target: Any
+    info: LeafInfo
+    boxes: dict[Box, TargetBox]
+    order: tuple[Box, ...]
+
+
+def _checked(path: str, target: Any, source: BoxSource) -> _Leaf:
+    info = leaf_info(path, target)
     _check_stored(path, info, source)
-    if not isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
-        value = source.read(path, full_box(info.shape)).view(info.dtype)
-        return value if isinstance(leaf, np.ndarray) else type(leaf)(value.item())
-    if isinstance(leaf, jax.Array) and not leaf.committed:
+    if isinstance(target, jax.Array) and not target.committed:
         info = replace(info, sharding=None)
-    array = _restore_array(path, info, source)
-    return jax.random.wrap_key_data(array, impl=key_impl(leaf)) if is_prng_key(leaf) else array
-
-
-def _restore_array(path: str, info: LeafInfo, source: BoxSource) -> jax.Array:
+    boxes: dict[Box, TargetBox] = {}
+    order: list[Box] = []
     shape, sharding = tuple(info.shape), info.sharding
-    if sharding is None:  # no device chosen: stays uncommitted, or a jitted step with a mesh would refuse it
-        return jnp.array(source.read(path, full_box(shape)).view(info.dtype), copy=True)
-    shards: list[jax.Array] = []
-    by_box: dict[Box, np.ndarray[Any, np.dtype[Any]]] = {}
-    for device, index in sharding.addressable_devices_indices_map(shape).items():
+    devices = {} if sharding is None else sharding.addressable_devices_indices_map(shape)
+    for device, index in devices.items():
         box = full_box(shape) if index is None else box_of(index, shape)
-        if box not in by_box:
-            by_box[box] = source.read(path, box).view(info.dtype)
-        place = SingleDeviceSharding(device, memory_kind=sharding.memory_kind)
-        shards.append(jax.device_put(by_box[box], place, may_alias=False))
-    return jax.make_array_from_single_device_arrays(shape, sharding, shards, dtype=info.dtype)
+        order.append(box)
+        found = boxes.setdefault(box, TargetBox(path=path, box=box, dtype=info.dtype))
+        found.places.append(SingleDeviceSharding(device, memory_kind=sharding.memory_kind))
+    return _Leaf(path, target, info, boxes, tuple(order))
+
+
+def _finished(leaf: _Leaf, source: BoxSource) -> Any:
+    shape = tuple(leaf.info.shape)
+    if not isinstance(leaf.target, (jax.Array, jax.ShapeDtypeStruct)):
+        value = source.read(leaf.path, full_box(shape)).view(leaf.info.dtype)
+        return value if isinstance(leaf.target, np.ndarray) else type(leaf.target)(value.item())
+    if leaf.info.sharding is None:
+        # No device chosen: stays uncommitted, or a jitted step with a mesh would refuse it.
+        array = jnp.array(source.read(leaf.path, full_box(shape)).view(leaf.info.dtype), copy=True)
+    else:
+        array = _assembled(leaf, source)
+    return jax.random.wrap_key_data(array, impl=key_impl(leaf.target)) if is_prng_key(leaf.target) else array
+
+
+def _assembled(leaf: _Leaf, source: BoxSource) -> jax.Array:
+    """Make one array of what was placed, and of what must be put together in another way."""
+    for box, target in leaf.boxes.items():
+        if not target.arrays:
+            target.put(source.read(leaf.path, box).reshape(-1).view(np.uint8))
+    placed = {box: iter(target.arrays) for box, target in leaf.boxes.items()}
+    shards = [next(placed[box]) for box in leaf.order]
+    return jax.make_array_from_single_device_arrays(
+        tuple(leaf.info.shape), leaf.info.sharding, shards, dtype=leaf.info.dtype
+    )
 
 
 def _check_stored(path: str, info: LeafInfo, source: BoxSource) -> None:

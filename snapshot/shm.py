@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from reshard.errors import InsufficientMemoryError, UsageError
+from snapshot.pages import fault_in, fill_with_huge_pages, huge_page_setting
 
 PAGE_BYTES = 4096
 DIRECTORY_MODE = 0o700
@@ -87,19 +88,22 @@ def allocate_file(path: Path, nbytes: int, head: bytes) -> None:
     """Make (or replace) `path` as a file of `nbytes` whose pages all exist, starting with `head`.
 
     The file appears under its name only when complete. Allocation is by `posix_fallocate`, because
-    growing by `ftruncate` beyond the tmpfs succeeds and kills the later writer with SIGBUS.
-    Raises InsufficientMemoryError, leaving the old file as it was.
+    growing by `ftruncate` beyond the tmpfs succeeds and kills the later writer with SIGBUS. Where the mount
+    gives huge pages on request (`huge=advise`), they are asked for first. Raises InsufficientMemoryError,
+    leaving the old file as it was.
     """
     nbytes = align(nbytes, PAGE_BYTES)
     temporary = path.with_name(path.name + ".new")
     temporary.unlink(missing_ok=True)
+    available = available_bytes(path.parent)
     fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | _OPEN_FLAGS, FILE_MODE)
     try:
+        if huge_page_setting(fd) == "advise":
+            fill_with_huge_pages(fd, nbytes)
         os.posix_fallocate(fd, 0, nbytes)
         os.pwrite(fd, head, 0)
         os.rename(temporary, path)
     except OSError as error:
-        available = available_bytes(path.parent)
         temporary.unlink(missing_ok=True)
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
@@ -109,17 +113,22 @@ def allocate_file(path: Path, nbytes: int, head: bytes) -> None:
 
 
 def map_writable(path: Path) -> tuple[mmap.mmap, tuple[int, int]]:
-    """Map a whole existing file for writing, pages faulted in; also return its (device, inode)."""
+    """Map a whole existing file for writing, pages faulted in; also return its (device, inode).
+
+    Raises InsufficientMemoryError when the file has pages that do not exist and cannot be made.
+    """
     fd = open_regular(path, os.O_RDWR)
     try:
         info = os.fstat(fd)
-        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-        return mmap.mmap(fd, info.st_size, flags, mmap.PROT_READ | mmap.PROT_WRITE), (
-            info.st_dev,
-            info.st_ino,
-        )
+        mapping = mmap.mmap(fd, info.st_size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
     finally:
         os.close(fd)
+    try:
+        fault_in(mapping)
+    except OSError as error:
+        mapping.close()
+        raise insufficient(path, info.st_size, available_bytes(path.parent)) from error
+    return mapping, (info.st_dev, info.st_ino)
 
 
 class FileLock:

@@ -131,6 +131,13 @@ class SlotWriter:
         words[_CHECKSUM_INDEX] = fmt.header_checksum(view[: fmt.COMMIT_OFFSET], covered, table)
         words[_COMMIT_INDEX] = sequence
 
+    def hold(self) -> memoryview:
+        """Return a view that keeps the memory mapped, even beyond `close`, until it is released.
+
+        For a thread that writes by address while others may close the slot: `commit` then raises ValueError.
+        """
+        return memoryview(self._map)
+
     def close(self) -> None:
         """Unmap the slot; harmless when already closed."""
         if self._map.closed:

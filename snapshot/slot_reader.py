@@ -15,12 +15,14 @@ from typing import cast
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from reshard.boxes import format_box
 from reshard.errors import CorruptCopyError, UsageError
 from snapshot import slot_header as fmt
 from snapshot.checksum import checksum
-from snapshot.manifest import Manifest, decode_static
+from snapshot.copying import BLOCK_BYTES
+from snapshot.manifest import Manifest, ShardEntry, decode_static
 from snapshot.shm import open_regular
 from snapshot.slot_header import SlotHeader
 
@@ -73,23 +75,39 @@ class SlotReader:
 
         Raises CorruptCopyError when the slot was overwritten meanwhile or the checksum differs.
         """
-        if self._manifest is None or self._header is None:
-            raise UsageError(f"{self.path}: read_shard without a manifest; call read_manifest first")
-        entry = self._manifest.static.shards[index]
-        data = np.empty(entry.nbytes, dtype=np.uint8)
-        intact = self._commit_word() == self._header.sequence
-        intact = intact and self._pread_into(data, self._header.data_offset + entry.offset) == entry.nbytes
-        if not intact or self._commit_word() != self._header.sequence:
+        data = np.empty(self._entry(index).nbytes, dtype=np.uint8)
+        self.read_shard_into(index, data, verify=verify)
+        return data
+
+    def read_shard_into(self, index: int, out: Bytes, *, verify: bool = True) -> None:
+        """Read the bytes of shard `index` of the manifest last read into `out`, of exactly its size.
+
+        Each block is hashed as it comes, while it is in the processor's cache. Several threads may read at
+        once. Raises CorruptCopyError when the slot was overwritten meanwhile or the checksum differs: `out`
+        holds anything then.
+        """
+        entry, manifest, header = self._entry(index), self._manifest, self._header
+        if manifest is None or header is None or len(out) != entry.nbytes:
+            raise UsageError(f"{self.path}: {len(out)} bytes for a shard of {entry.nbytes}")
+        intact = self._commit_word() == header.sequence
+        digest = xxhash.xxh3_64()
+        for start in range(0, entry.nbytes if intact else 0, BLOCK_BYTES):
+            block = out[start : start + BLOCK_BYTES]
+            intact = self._pread_into(block, header.data_offset + entry.offset + start) == len(block)
+            if not intact:
+                break
+            if verify:
+                digest.update(cast("bytes", block))
+        if not intact or self._commit_word() != header.sequence:
             raise CorruptCopyError(f"{self.path}: overwritten while {entry.path!r} was read", path=entry.path)
-        if verify and checksum(data) != self._manifest.checksums[index]:
+        if verify and digest.intdigest() != manifest.checksums[index]:
             raise CorruptCopyError(
-                f"{self.path}: step {self._manifest.step}: bytes of {entry.path!r} {format_box(entry.box)} "
+                f"{self.path}: step {manifest.step}: bytes of {entry.path!r} {format_box(entry.box)} "
                 "do not match their checksum",
                 path=entry.path,
                 box=entry.box,
-                step=self._manifest.step,
+                step=manifest.step,
             )
-        return data
 
     def shard_location(self, index: int) -> tuple[int, int, int]:
         """Return the descriptor, and offset and bytes in the file, of shard `index` of the manifest last
@@ -116,6 +134,11 @@ class SlotReader:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+    def _entry(self, index: int) -> ShardEntry:
+        if self._manifest is None:
+            raise UsageError(f"{self.path}: read_shard without a manifest; call read_manifest first")
+        return self._manifest.static.shards[index]
 
     def _read_once(self) -> Manifest | None:
         self._header = None

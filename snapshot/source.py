@@ -10,7 +10,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from reshard.boxes import Box, BoxIndex, contains, intersect, relative_slices, shape_of, subtract, volume
+from reshard.boxes import (
+    Box,
+    BoxIndex,
+    contains,
+    format_box,
+    intersect,
+    relative_slices,
+    shape_of,
+    subtract,
+    volume,
+)
 from reshard.errors import CorruptCopyError, MissingShardError
 from reshard.execute import element_dtype
 from reshard.ids import HostId
@@ -27,6 +37,7 @@ StoredCopy = tuple[int, HostId, str, Box]
 class _Copy:
     reader: SlotReader
     index: int
+    nbytes: int
 
 
 class ShardSource:
@@ -88,6 +99,23 @@ class ShardSource:
                 return np.ascontiguousarray(shard[relative_slices(box, stored)])
         raise MissingShardError(path, box, self.step)
 
+    def read_stored(self, path: str, box: Box, out: npt.NDArray[np.uint8]) -> bool:
+        """Read one of the stored boxes (`boxes`) into `out`, C order, from the first copy that is intact.
+
+        Return False when none is: `out` holds anything then. Several threads may read at once.
+        """
+        for copy in self._copies[path][box]:
+            if copy.nbytes != len(out):
+                self._reject(f"{copy.reader.path}: {path!r} has {copy.nbytes} bytes for {format_box(box)}")
+                continue
+            try:
+                copy.reader.read_shard_into(copy.index, out)
+            except CorruptCopyError as error:
+                self._reject(error.message)
+                continue
+            return True
+        return False
+
     def close(self) -> None:
         """Close the slots this source reads."""
         for reader in self._readers:
@@ -102,7 +130,7 @@ class ShardSource:
         for index, entry in enumerate(manifest.static.shards):
             if left_out and (*source, entry.path, entry.box) in left_out:
                 continue
-            self._copies[entry.path].setdefault(entry.box, []).append(_Copy(reader, index))
+            self._copies[entry.path].setdefault(entry.box, []).append(_Copy(reader, index, entry.nbytes))
 
     def _shard(self, array: ArrayLayout, box: Box) -> Elements | None:
         """Return one stored shard from the first copy that is intact, None when none is."""
@@ -114,16 +142,14 @@ class ShardSource:
         return cached[box]
 
     def _read_first_intact(self, array: ArrayLayout, box: Box) -> Elements | None:
-        for copy in self._copies[array.path][box]:
-            try:
-                data = copy.reader.read_shard(copy.index)
-            except CorruptCopyError as error:
-                self.rejected.append(error.message)
-                continue
-            if data.nbytes == array.box_nbytes(box):
-                return data.view(element_dtype(array.itemsize)).reshape(shape_of(box))
-            self.rejected.append(f"{copy.reader.path}: {array.path!r} has {data.nbytes} bytes for {box}")
-        return None
+        data = np.empty(array.box_nbytes(box), np.uint8)
+        if not self.read_stored(array.path, box, data):
+            return None
+        return data.view(element_dtype(array.itemsize)).reshape(shape_of(box))
+
+    def _reject(self, reason: str) -> None:
+        if reason not in self.rejected:
+            self.rejected.append(reason)
 
     def _assemble(self, array: ArrayLayout, box: Box) -> Elements:
         result = np.empty(shape_of(box), element_dtype(array.itemsize))

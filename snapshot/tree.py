@@ -6,6 +6,7 @@ without a mesh (numpy, scalars, arrays on one device) count as replicated: every
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +40,11 @@ class LeafInfo:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     sharding: Any
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole array, as a snapshot stores it."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 def flatten(tree: Any) -> FlatTree:
