@@ -69,7 +69,7 @@ def _proof(token: bytes, side: bytes, server_nonce: bytes, client_nonce: bytes) 
 
 
 def challenge(connection: socket.socket, token: bytes, until_s: float) -> bytes | None:
-    """Server: have the caller prove itself. Return our own proof for `admit`, None when it could not.
+    """Server: have the caller prove itself. Return our own proof for `admit`, None for one to `refuse`.
 
     Raises OSError when the caller speaks another language or takes longer than `until_s` (monotonic).
     """
@@ -80,7 +80,6 @@ def challenge(connection: socket.socket, token: bytes, until_s: float) -> bytes 
     answer = bytes(receive(connection, NONCE_BYTES + PROOF_BYTES, until_s))
     client_nonce, proof = answer[:NONCE_BYTES], answer[NONCE_BYTES:]
     if not hmac.compare_digest(proof, _proof(token, b"client", nonce, client_nonce)):
-        send(connection, _REFUSED + bytes(PROOF_BYTES))
         return None
     return _proof(token, b"server", nonce, client_nonce)
 
@@ -88,6 +87,11 @@ def challenge(connection: socket.socket, token: bytes, until_s: float) -> bytes 
 def admit(connection: socket.socket, proof: bytes) -> None:
     """Server: let a caller in that has proved itself."""
     send(connection, _ADMITTED + proof)
+
+
+def refuse(connection: socket.socket) -> None:
+    """Server: tell a caller that it has not proved itself."""
+    send(connection, _REFUSED + bytes(PROOF_BYTES))
 
 
 def turn_away(connection: socket.socket) -> None:

@@ -24,18 +24,16 @@ from snapshot.dataplane_auth import HANDSHAKE_S, TlsFiles, authenticate
 from snapshot.dataplane_errors import NotCapturedYetError, explain
 from snapshot.dataplane_hash import Hasher
 from snapshot.dataplane_wire import (
-    HEAD,
-    MAX_TEXT_BYTES,
-    TRAILER,
     Covers,
-    ProtocolError,
     ReadRequest,
     Status,
     WantedRange,
     is_loopback,
     parse_address,
     receive,
+    receive_head,
     receive_some,
+    receive_trailer,
     send_request,
     set_timeout,
     tune,
@@ -280,23 +278,24 @@ class _Source:
     def _fetch_part(self, connection: socket.socket, part: Part) -> bool:
         """Receive one part; return whether its source was asked too early, and is to be asked again."""
         goal = part.goal
-        status, covers, _, text_bytes, box_bytes = HEAD.unpack(receive(connection, HEAD.size))
+        status, covers, text_bytes, box_bytes = receive_head(connection)
         if status != Status.OK:
-            return self._refused(part, status, _text(connection, text_bytes))
+            return self._refused(part, status, receive(connection, text_bytes).decode(errors="replace"))
         if box_bytes != goal.view.nbytes:
             what = (
                 f"{goal.path!r} {format_box(goal.box)} has {box_bytes} bytes, the buffer {goal.view.nbytes}"
             )
             raise UsageError(f"agent at {self.address}: {what}", path=goal.path, box=goal.box)
         self._receive(connection, part)
-        status, expected = TRAILER.unpack(receive(connection, TRAILER.size))
+        status, digest = receive_trailer(connection)
+        expected: int | None = digest
         if status != Status.OK:
             error = explain(Status.OVERWRITTEN, "", self.address, goal.path, goal.box, self._step)
             self._work.refuse(part, error, spoilt=True)
             return False
         is_whole = (part.start, part.stop) == (0, goal.view.nbytes)
         if covers == Covers.RANGE and not is_whole:
-            if checksum(goal.view[part.start : part.stop]) != expected:
+            if checksum(goal.view[part.start : part.stop]) != digest:
                 self._work.mismatch(part)
                 return False
             expected = None
@@ -326,9 +325,3 @@ class _Source:
             return True
         self._work.refuse(part, error)
         return False
-
-
-def _text(connection: socket.socket, num_bytes: int) -> str:
-    if num_bytes > MAX_TEXT_BYTES:
-        raise ProtocolError(f"a text of {num_bytes} bytes")
-    return receive(connection, num_bytes).decode(errors="replace")

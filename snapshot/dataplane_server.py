@@ -21,10 +21,11 @@ import xxhash
 
 from reshard.errors import UsageError
 from snapshot.arena import Arena
-from snapshot.dataplane_auth import HANDSHAKE_S, TlsFiles, admit, challenge, turn_away
+from snapshot.dataplane_auth import HANDSHAKE_S, TlsFiles, admit, challenge, refuse, turn_away
 from snapshot.dataplane_slots import BLOCK_BYTES, Finder, Found, Refusal, SlotCache, hash_range, read_range
 from snapshot.dataplane_wire import (
     HEAD,
+    MARK,
     TRAILER,
     Covers,
     ReadRequest,
@@ -150,10 +151,11 @@ class DataPlaneServer:
 
     def _admit(self, caller: _Caller, until_s: float) -> bool:
         proof = challenge(caller.connection, self._token, until_s)
+        if proof is None:
+            self._count_refused()
+            refuse(caller.connection)
+            return False
         with self._lock:
-            if proof is None:
-                self.refused += 1
-                return False
             self._strangers.pop(caller, None)
             is_full = len(self._callers) >= MAX_CALLERS
             if not is_full:
@@ -164,6 +166,10 @@ class DataPlaneServer:
             admit(caller.connection, proof)
         return not is_full
 
+    def _count_refused(self) -> None:
+        with self._lock:
+            self.refused += 1
+
     # ---- requests ----
 
     def _answer(self, connection: socket.socket, request: ReadRequest) -> None:
@@ -172,8 +178,7 @@ class DataPlaneServer:
         for want in request.wants:
             current = self._current_generation()
             if request.generation < current:
-                with self._lock:
-                    self.refused += 1
+                self._count_refused()
                 text = f"stale generation {request.generation}, the job is at {current}"
                 outlet.put(error_head(Status.STALE, text))
                 break
@@ -182,10 +187,10 @@ class DataPlaneServer:
             except Refusal as refusal:
                 outlet.put(error_head(refusal.status, refusal.text))
                 continue
-            outlet.put(HEAD.pack(Status.OK, found.covers, 0, 0, found.box_bytes))
+            outlet.put(HEAD.pack(Status.OK, found.covers, MARK, 0, found.box_bytes))
             digest = _send_range(outlet, found)
             status = Status.OK if found.slot.reader.is_unchanged() else Status.OVERWRITTEN
-            outlet.put(TRAILER.pack(status, digest))
+            outlet.put(TRAILER.pack(status, MARK, digest))
         outlet.flush()
 
 
