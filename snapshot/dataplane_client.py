@@ -310,11 +310,16 @@ class _Source:
         goal, is_small = part.goal, part.goal.view.nbytes <= SMALL_BYTES
         while part.num_left:
             at = part.start + part.num_done
-            got = receive_some(connection, goal.view[at : min(at + BLOCK_BYTES, part.stop)])
-            part.num_done += got
-            self._work.arrived(self.address, got)
-            if not is_small:
-                self._hasher.add(goal, part.round, at, at + got)
+            block = goal.view[at : min(at + BLOCK_BYTES, part.stop)]
+            num_filled = 0
+            try:
+                while num_filled < len(block):  # one call fills it, except under TLS
+                    num_filled += receive_some(connection, block[num_filled:])
+            finally:
+                part.num_done += num_filled
+                self._work.arrived(self.address, num_filled)
+                if num_filled and not is_small:
+                    self._hasher.add(goal, part.round, at, at + num_filled)
 
     def _refused(self, part: Part, status: int, text: str) -> bool:
         error = explain(status, text, self.address, part.goal.path, part.goal.box, self._step)

@@ -22,7 +22,7 @@ import xxhash
 from reshard.errors import UsageError
 from snapshot.arena import Arena
 from snapshot.dataplane_auth import HANDSHAKE_S, TlsFiles, admit, challenge, refuse, turn_away
-from snapshot.dataplane_slots import BLOCK_BYTES, Finder, Found, Refusal, SlotCache, hash_range, read_range
+from snapshot.dataplane_slots import BLOCK_BYTES, Finder, Found, Refusal, SlotCache, hash_range
 from snapshot.dataplane_wire import (
     HEAD,
     MARK,
@@ -224,6 +224,7 @@ class _Outlet:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._gathered = bytearray()
+        self._block: bytearray | None = None
 
     def put(self, data: bytes | memoryview) -> None:
         """Send these bytes, at the latest at `flush`."""
@@ -238,12 +239,13 @@ class _Outlet:
     def put_file(self, fd: int, offset: int, nbytes: int) -> None:
         """Send bytes of a file; without TLS they are not copied here. Raises OSError when it ends before."""
         if nbytes < _GATHER_BYTES or isinstance(self._connection, ssl.SSLSocket):
+            self._block = self._block or bytearray(BLOCK_BYTES)
             while nbytes:
-                data = read_range(fd, offset, min(nbytes, BLOCK_BYTES))
-                if not data:
+                got = os.preadv(fd, [memoryview(self._block)[: min(nbytes, BLOCK_BYTES)]], offset)
+                if got == 0:
                     raise OSError("the slot became shorter while it was sent")
-                self.put(data)
-                offset, nbytes = offset + len(data), nbytes - len(data)
+                self.put(memoryview(self._block)[:got])
+                offset, nbytes = offset + got, nbytes - got
             return
         self.flush(more=True)
         while nbytes:
