@@ -21,6 +21,7 @@ from elastic.report_html import write_html
 from elastic.report_terminal import print_report
 from elastic.state import Config
 from reshard.errors import ElasticError, JobFailedError, UsageError
+from snapshot.dataplane_auth import TlsFiles
 from snapshot.gc import collect
 from snapshot.shm import check_root
 
@@ -39,6 +40,7 @@ class Wanted:
     target_steps: int | None
     faults: tuple[str, ...]
     shm_root: Path = Path("/dev/shm")
+    tls: TlsFiles | None = None
 
 
 def run_job(wanted: Wanted) -> int:
@@ -100,6 +102,7 @@ def prepare(wanted: Wanted) -> tuple[JobSpec, Sequence[Any]]:
         seed=wanted.seed,
         target_steps=wanted.target_steps,
         shm_root=wanted.shm_root,
+        tls=wanted.tls,
     )
     environment = adapter.worker_environment(spec)
     fields = {name: getattr(spec, name) for name in spec.__dataclass_fields__}

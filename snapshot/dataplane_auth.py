@@ -64,6 +64,22 @@ class TlsFiles:
         return context
 
 
+def tls_files(cert: Path | None, key: Path | None, ca: Path | None) -> TlsFiles | None:
+    """Return the files as given on a command line, read once to see that they can be used; None for none.
+
+    Raises UsageError when they are not complete or cannot be used.
+    """
+    if cert is None or key is None:
+        if cert is None and key is None and ca is None:
+            return None
+        raise UsageError(
+            "TLS needs a certificate and its key", remedy="Give --tls-cert and --tls-key, or none."
+        )
+    files = TlsFiles(cert=cert.absolute(), key=key.absolute(), ca=None if ca is None else ca.absolute())
+    files.server_context()
+    return files
+
+
 def _proof(token: bytes, side: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
     return hmac.digest(token, side + server_nonce + client_nonce, hashlib.sha256)
 

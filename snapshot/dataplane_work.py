@@ -126,7 +126,8 @@ class Work:
 
     def _pick(self, source: str) -> list[Part]:
         left = sum(part.num_left for part in self._queue)
-        share = left if len(self._sources) == 1 else max(BATCH_BYTES, left // (2 * len(self._sources)))
+        alone = len(self._sources) == 1
+        share = max(1, left) if alone else max(BATCH_BYTES, left // (2 * len(self._sources)))
         batch: list[Part] = []
         rest: list[Part] = []
         for part in self._queue:
@@ -219,8 +220,6 @@ class Work:
         """Note that a source will not serve us."""
         with self._changed:
             self._sources.discard(source)
-            for part in self._queue:
-                part.avoid.clear()
             for goal in self._goals:
                 if not goal.is_done and source in goal.live:
                     self._drop_source(goal, source, error)
@@ -271,6 +270,8 @@ class Work:
 
     def _put_back(self, part: Part) -> None:
         if part.round == part.goal.round:
+            if part.avoid.issuperset(part.goal.live):
+                part.avoid.clear()
             self._queue.append(part)
         else:
             self._enqueue_again(part.goal)
@@ -279,6 +280,9 @@ class Work:
         if source in goal.live:
             goal.live.remove(source)
             goal.errors.append(error)
+            for part in self._queue:
+                if part.goal is goal:
+                    part.avoid.clear()  # better slowly than not at all
         if not goal.live and self.error is None and not self.over.is_set():
             corrupt = [each for each in goal.errors if isinstance(each, CorruptCopyError)]
             self.error = (corrupt or goal.errors)[0]
