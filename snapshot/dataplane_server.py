@@ -9,31 +9,27 @@ shard.
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable
-from typing import cast
-
-import xxhash
 
 from reshard.errors import UsageError
 from snapshot.arena import Arena
 from snapshot.dataplane_auth import HANDSHAKE_S, TlsFiles, admit, challenge, refuse, turn_away
-from snapshot.dataplane_slots import BLOCK_BYTES, Finder, Found, Refusal, SlotCache, hash_range
+from snapshot.dataplane_find import Finder, Refusal
+from snapshot.dataplane_outlet import Outlet, send_range
+from snapshot.dataplane_slots import SlotCache
 from snapshot.dataplane_wire import (
     HEAD,
     MARK,
     TRAILER,
-    Covers,
     ReadRequest,
     Status,
     error_head,
     is_loopback,
     receive_request,
-    send,
     set_timeout,
     tune,
 )
@@ -43,9 +39,6 @@ MAX_STRANGERS = 32
 """Callers that have not proved themselves yet; one more, and the oldest of them is dropped."""
 IDLE_S = 60.0
 """How long a caller may ask for nothing, or take nothing of what it asked for."""
-
-_SENDFILE_BYTES = 16 << 20
-_GATHER_BYTES = 64 << 10
 
 
 class DataPlaneServer:
@@ -174,7 +167,7 @@ class DataPlaneServer:
 
     def _answer(self, connection: socket.socket, request: ReadRequest) -> None:
         finder = Finder(request, *self._slots.slots())
-        outlet = _Outlet(connection)
+        outlet = Outlet(connection)
         for want in request.wants:
             current = self._current_generation()
             if request.generation < current:
@@ -188,80 +181,10 @@ class DataPlaneServer:
                 outlet.put(error_head(refusal.status, refusal.text))
                 continue
             outlet.put(HEAD.pack(Status.OK, found.covers, MARK, 0, found.box_bytes))
-            digest = _send_range(outlet, found)
+            digest = send_range(outlet, found)
             status = Status.OK if found.slot.reader.is_unchanged() else Status.OVERWRITTEN
             outlet.put(TRAILER.pack(status, MARK, digest))
         outlet.flush()
-
-
-def _send_range(outlet: _Outlet, found: Found) -> int:
-    """Send the wanted bytes; return the checksum of what the trailer covers."""
-    want = found.want
-    if not found.is_contiguous:
-        return _send_cut(outlet, found)
-    fd, offset = found.location()
-    digest = found.slot.manifest.checksums[found.index]
-    if found.covers is Covers.RANGE:
-        digest = hash_range(fd, offset + want.start, want.stop - want.start)
-    outlet.put_file(fd, offset + want.start + want.skip, want.stop - want.start - want.skip)
-    return digest
-
-
-def _send_cut(outlet: _Outlet, found: Found) -> int:
-    want = found.want
-    digest = xxhash.xxh3_64()
-    for at, data in found.cut():
-        wanted = memoryview(data)[max(0, want.start - at) : want.stop - at]
-        digest.update(cast("bytes", wanted))
-        missing = want.start + want.skip - max(at, want.start)
-        outlet.put(wanted[max(0, missing) :])
-    return digest.intdigest()
-
-
-class _Outlet:
-    """The sending end of a connection: gathers what is small, so that it goes out in one call."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._gathered = bytearray()
-        self._block: bytearray | None = None
-
-    def put(self, data: bytes | memoryview) -> None:
-        """Send these bytes, at the latest at `flush`."""
-        if len(data) < _GATHER_BYTES:
-            self._gathered += data
-            if len(self._gathered) >= _GATHER_BYTES:
-                self.flush(more=True)
-        else:
-            self.flush(more=True)
-            send(self._connection, data, more=True)
-
-    def put_file(self, fd: int, offset: int, nbytes: int) -> None:
-        """Send bytes of a file; without TLS they are not copied here. Raises OSError when it ends before."""
-        if nbytes < _GATHER_BYTES or isinstance(self._connection, ssl.SSLSocket):
-            self._block = self._block or bytearray(BLOCK_BYTES)
-            while nbytes:
-                got = os.preadv(fd, [memoryview(self._block)[: min(nbytes, BLOCK_BYTES)]], offset)
-                if got == 0:
-                    raise OSError("the slot became shorter while it was sent")
-                self.put(memoryview(self._block)[:got])
-                offset, nbytes = offset + got, nbytes - got
-            return
-        self.flush(more=True)
-        while nbytes:
-            try:
-                sent = os.sendfile(self._connection.fileno(), fd, offset, min(nbytes, _SENDFILE_BYTES))
-            except BlockingIOError:
-                raise TimeoutError("nothing was taken for too long") from None
-            if sent == 0:
-                raise OSError("the slot became shorter while it was sent")
-            offset, nbytes = offset + sent, nbytes - sent
-
-    def flush(self, *, more: bool = False) -> None:
-        """Send what was gathered."""
-        if self._gathered or not more:
-            gathered, self._gathered = self._gathered, bytearray()
-            send(self._connection, gathered, more=more)
 
 
 class _Caller:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
-from reshard.boxes import Box, format_box
+from reshard.boxes import format_box
 from reshard.errors import CorruptCopyError, ElasticError
 from snapshot.checksum import checksum
+from snapshot.dataplane_parts import Goal, Held, Part
 
 PART_BYTES = 32 << 20
 BATCH_BYTES = 8 << 20
@@ -25,58 +25,6 @@ SLOW_S = 0.25
 """How old a batch must be before another source may take it over."""
 WAIT_S = 0.05
 """How often an idle source looks at what the others hold."""
-
-
-@dataclass(eq=False, slots=True)
-class Goal:
-    """One box to fetch, into `view`; `live` are the sources that may still have it."""
-
-    path: str
-    box: Box
-    view: memoryview
-    live: list[str]
-    is_done: bool = False
-    digest: int = 0
-    round: int = 0
-    """Grows when all of it is fetched again: what came before does not count."""
-    verify: bool = False
-    """Whole, from one source, which reads its copy first: after bytes that did not match."""
-    num_open: int = 0
-    """Parts that are queued or held."""
-    num_held: int = 0
-    expected: dict[str, int] = field(default_factory=dict)
-    """The checksum of the whole box, by the sources that sent one."""
-    errors: list[ElasticError] = field(default_factory=list)
-
-
-@dataclass(eq=False, slots=True)
-class Part:
-    """Bytes [start, stop) of a goal, of which the first `num_done` are there, lastly from `source`."""
-
-    goal: Goal
-    start: int
-    stop: int
-    round: int
-    num_done: int = 0
-    source: str = ""
-    avoid: set[str] = field(default_factory=set)
-    """Sources it was taken from, as they were slow."""
-
-    @property
-    def num_left(self) -> int:
-        """Bytes still to come."""
-        return self.stop - self.start - self.num_done
-
-
-@dataclass(eq=False, slots=True)
-class Held:
-    """What a source is busy with; `cut` breaks its connection."""
-
-    parts: list[Part]
-    since_s: float
-    cut: Callable[[], None]
-    num_bytes: int = 0
-    was_cut: bool = False
 
 
 class Work:

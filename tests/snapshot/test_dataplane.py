@@ -21,7 +21,7 @@ from snapshot_helpers import flip, reserve, small_layout, write, write_into
 
 from reshard.boxes import Box, full_box, relative_slices
 from reshard.errors import CorruptCopyError, MissingShardError, RetryLaterError, UsageError
-from snapshot import dataplane_server, dataplane_work
+from snapshot import dataplane_server, dataplane_slots, dataplane_work
 from snapshot.arena import Arena
 from snapshot.checksum import checksum
 from snapshot.dataplane import (
@@ -32,7 +32,7 @@ from snapshot.dataplane import (
     Wanted,
     fetch,
 )
-from snapshot.dataplane_auth import MAGIC
+from snapshot.dataplane_auth import MAGIC, authenticate, tls_files
 
 W_BOX = ((2, 4), (0, 3))
 BIG = 3 << 20
@@ -123,7 +123,7 @@ def one_peer(request: pytest.FixtureRequest, root: Path, monkeypatch: pytest.Mon
     if "any_piece" not in request.node.name:
         yield
         return
-    monkeypatch.setattr("snapshot.dataplane_slots.BLOCK_BYTES", 16)
+    monkeypatch.setattr("snapshot.dataplane_find.BLOCK_BYTES", 16)
     with Peer(root, 1, {"x": np.zeros((7, 7, 7, 7), np.float32)}) as peer:
         _peers["one"] = peer
         yield
@@ -137,9 +137,7 @@ def test_many_small_boxes_take_one_request_and_one_look_at_the_slots(
     opened = []
     monkeypatch.setattr(
         "snapshot.dataplane_slots.SlotReader",
-        lambda path, real=dataplane_server.SlotCache.__init__.__globals__["SlotReader"]: (
-            opened.append(path) or real(path)
-        ),
+        lambda path, real=dataplane_slots.SlotReader: opened.append(path) or real(path),
     )
     with Peer(root, 1, state) as peer:
         for _ in range(3):
@@ -238,8 +236,6 @@ def test_strangers_that_say_nothing_or_garbage_hold_up_nobody(
 def test_garbage_from_an_admitted_caller_ends_its_connection_alone(
     arena: Arena, server: DataPlaneServer
 ) -> None:
-    from snapshot.dataplane_auth import authenticate
-
     reserve(arena)
     data = write_into(arena, 5)
     target = ("127.0.0.1", int(server.address.split(":")[1]))
@@ -611,3 +607,15 @@ def test_tls_files_that_are_none_are_named(tmp_path: Path) -> None:
     files = TlsFiles(cert=tmp_path / "cert.pem", key=tmp_path / "key.pem")
     with pytest.raises(UsageError, match=r"cert\.pem"):
         files.server_context()
+
+
+def test_tls_files_of_a_command_line_are_all_there_and_read_or_none(
+    tmp_path: Path, certificates: dict[str, TlsFiles]
+) -> None:
+    shared = certificates["shared"]
+    assert tls_files(None, None, None) is None
+    assert tls_files(shared.cert, shared.key, None) == shared
+    with pytest.raises(UsageError, match="a certificate and its key"):
+        tls_files(shared.cert, None, None)
+    with pytest.raises(UsageError, match="cannot be used"):
+        tls_files(shared.cert, certificates["stranger"].key, None)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from reshard.errors import CorruptCopyError, MissingShardError, UsageError
 from snapshot import dataplane_work
 from snapshot.checksum import checksum
-from snapshot.dataplane_work import Goal, Part, Work
+from snapshot.dataplane_parts import Goal, Part
+from snapshot.dataplane_work import Work
 
 BAD = 0xEE
 
