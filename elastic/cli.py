@@ -8,12 +8,15 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from elastic.cli_snapshot import snapshot
 from reshard.errors import ElasticError, UsageError
+
+if TYPE_CHECKING:
+    from snapshot.dataplane_auth import TlsFiles
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_RUN = Path("runs/demo")
@@ -181,14 +184,34 @@ def demo(
 
 @cli.command(context_settings={"ignore_unknown_options": True})
 @job_options
+@click.option(
+    "--tls-cert", type=click.Path(path_type=Path), help="PEM certificate: TLS between agents, for snapshots."
+)
+@click.option("--tls-key", type=click.Path(path_type=Path), help="PEM key of the certificate.")
+@click.option(
+    "--tls-ca",
+    type=click.Path(path_type=Path),
+    help="PEM certificates that agents trust.  [default: the certificate itself]",
+)
 @click.argument("script", nargs=-1, type=click.UNPROCESSED, required=True)
-def launch(script: tuple[str, ...], out: Path | None, **options: Any) -> int:
+def launch(
+    script: tuple[str, ...],
+    out: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    tls_ca: Path | None,
+    **options: Any,
+) -> int:
     """Run your own training SCRIPT (a .py file, or -m MODULE, with its arguments) under the engine on this
     machine.
     """
+    from snapshot.dataplane_auth import tls_files
+
     if script[0] != "-m" and not Path(script[0]).is_file():
         raise UsageError(f"there is no script {script[0]}")
-    return _run((sys.executable, *script), target_steps=None, out=out or Path("runs/launch"), **options)
+    tls = tls_files(tls_cert, tls_key, tls_ca)
+    command = (sys.executable, *script)
+    return _run(command, target_steps=None, out=out or Path("runs/launch"), tls=tls, **options)
 
 
 def _run(
@@ -211,6 +234,7 @@ def _run(
     persist_dir: Path | None,
     persist_every: int,
     persist_keep: int,
+    tls: TlsFiles | None = None,
 ) -> int:
     from elastic.job import PersistSpec
     from elastic.runs import Wanted, run_job
@@ -241,6 +265,7 @@ def _run(
             faults=faults,
             shm_root=shm_dir,
             persist=persist,
+            tls=tls,
         )
     )
 

@@ -22,6 +22,7 @@ from elastic.report_html import write_html
 from elastic.report_terminal import print_report
 from elastic.state import Config
 from reshard.errors import ElasticError, JobFailedError, UsageError
+from snapshot.dataplane_auth import TlsFiles
 from snapshot.gc import collect
 from snapshot.persist import lock_root, next_epoch
 from snapshot.shm import check_root
@@ -42,6 +43,7 @@ class Wanted:
     faults: tuple[str, ...]
     shm_root: Path = Path("/dev/shm")
     persist: PersistSpec | None = None
+    tls: TlsFiles | None = None
 
 
 def run_job(wanted: Wanted) -> int:
@@ -120,6 +122,7 @@ def prepare(wanted: Wanted) -> tuple[JobSpec, Sequence[Any]]:
         target_steps=wanted.target_steps,
         shm_root=wanted.shm_root,
         persist=wanted.persist,
+        tls=wanted.tls,
     )
     environment = adapter.worker_environment(spec)
     fields = {name: getattr(spec, name) for name in spec.__dataclass_fields__}

@@ -64,12 +64,28 @@ class TlsFiles:
         return context
 
 
+def tls_files(cert: Path | None, key: Path | None, ca: Path | None) -> TlsFiles | None:
+    """Return the files as given on a command line, read once to see that they can be used; None for none.
+
+    Raises UsageError when they are not complete or cannot be used.
+    """
+    if cert is None or key is None:
+        if cert is None and key is None and ca is None:
+            return None
+        raise UsageError(
+            "TLS needs a certificate and its key", remedy="Give --tls-cert and --tls-key, or none."
+        )
+    files = TlsFiles(cert=cert.absolute(), key=key.absolute(), ca=None if ca is None else ca.absolute())
+    files.server_context()
+    return files
+
+
 def _proof(token: bytes, side: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
     return hmac.digest(token, side + server_nonce + client_nonce, hashlib.sha256)
 
 
 def challenge(connection: socket.socket, token: bytes, until_s: float) -> bytes | None:
-    """Server: have the caller prove itself. Return our own proof for `admit`, None when it could not.
+    """Server: have the caller prove itself. Return our own proof for `admit`, None for one to `refuse`.
 
     Raises OSError when the caller speaks another language or takes longer than `until_s` (monotonic).
     """
@@ -80,7 +96,6 @@ def challenge(connection: socket.socket, token: bytes, until_s: float) -> bytes 
     answer = bytes(receive(connection, NONCE_BYTES + PROOF_BYTES, until_s))
     client_nonce, proof = answer[:NONCE_BYTES], answer[NONCE_BYTES:]
     if not hmac.compare_digest(proof, _proof(token, b"client", nonce, client_nonce)):
-        send(connection, _REFUSED + bytes(PROOF_BYTES))
         return None
     return _proof(token, b"server", nonce, client_nonce)
 
@@ -88,6 +103,11 @@ def challenge(connection: socket.socket, token: bytes, until_s: float) -> bytes 
 def admit(connection: socket.socket, proof: bytes) -> None:
     """Server: let a caller in that has proved itself."""
     send(connection, _ADMITTED + proof)
+
+
+def refuse(connection: socket.socket) -> None:
+    """Server: tell a caller that it has not proved itself."""
+    send(connection, _REFUSED + bytes(PROOF_BYTES))
 
 
 def turn_away(connection: socket.socket) -> None:

@@ -14,7 +14,7 @@ from typing import cast
 import xxhash
 
 from snapshot.checksum import checksum
-from snapshot.dataplane_work import Goal
+from snapshot.dataplane_parts import Goal
 
 MAX_WAITING_BLOCKS = 64
 """A receiver that is further ahead waits."""

@@ -9,30 +9,27 @@ shard.
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable
-from typing import cast
-
-import xxhash
 
 from reshard.errors import UsageError
 from snapshot.arena import Arena
-from snapshot.dataplane_auth import HANDSHAKE_S, TlsFiles, admit, challenge, turn_away
-from snapshot.dataplane_slots import BLOCK_BYTES, Finder, Found, Refusal, SlotCache, hash_range, read_range
+from snapshot.dataplane_auth import HANDSHAKE_S, TlsFiles, admit, challenge, refuse, turn_away
+from snapshot.dataplane_find import Finder, Refusal
+from snapshot.dataplane_outlet import Outlet, send_range
+from snapshot.dataplane_slots import SlotCache
 from snapshot.dataplane_wire import (
     HEAD,
+    MARK,
     TRAILER,
-    Covers,
     ReadRequest,
     Status,
     error_head,
     is_loopback,
     receive_request,
-    send,
     set_timeout,
     tune,
 )
@@ -42,9 +39,6 @@ MAX_STRANGERS = 32
 """Callers that have not proved themselves yet; one more, and the oldest of them is dropped."""
 IDLE_S = 60.0
 """How long a caller may ask for nothing, or take nothing of what it asked for."""
-
-_SENDFILE_BYTES = 16 << 20
-_GATHER_BYTES = 64 << 10
 
 
 class DataPlaneServer:
@@ -150,10 +144,11 @@ class DataPlaneServer:
 
     def _admit(self, caller: _Caller, until_s: float) -> bool:
         proof = challenge(caller.connection, self._token, until_s)
+        if proof is None:
+            self._count_refused()
+            refuse(caller.connection)
+            return False
         with self._lock:
-            if proof is None:
-                self.refused += 1
-                return False
             self._strangers.pop(caller, None)
             is_full = len(self._callers) >= MAX_CALLERS
             if not is_full:
@@ -164,16 +159,19 @@ class DataPlaneServer:
             admit(caller.connection, proof)
         return not is_full
 
+    def _count_refused(self) -> None:
+        with self._lock:
+            self.refused += 1
+
     # ---- requests ----
 
     def _answer(self, connection: socket.socket, request: ReadRequest) -> None:
         finder = Finder(request, *self._slots.slots())
-        outlet = _Outlet(connection)
+        outlet = Outlet(connection)
         for want in request.wants:
             current = self._current_generation()
             if request.generation < current:
-                with self._lock:
-                    self.refused += 1
+                self._count_refused()
                 text = f"stale generation {request.generation}, the job is at {current}"
                 outlet.put(error_head(Status.STALE, text))
                 break
@@ -182,79 +180,11 @@ class DataPlaneServer:
             except Refusal as refusal:
                 outlet.put(error_head(refusal.status, refusal.text))
                 continue
-            outlet.put(HEAD.pack(Status.OK, found.covers, 0, 0, found.box_bytes))
-            digest = _send_range(outlet, found)
+            outlet.put(HEAD.pack(Status.OK, found.covers, MARK, 0, found.box_bytes))
+            digest = send_range(outlet, found)
             status = Status.OK if found.slot.reader.is_unchanged() else Status.OVERWRITTEN
-            outlet.put(TRAILER.pack(status, digest))
+            outlet.put(TRAILER.pack(status, MARK, digest))
         outlet.flush()
-
-
-def _send_range(outlet: _Outlet, found: Found) -> int:
-    """Send the wanted bytes; return the checksum of what the trailer covers."""
-    want = found.want
-    if not found.is_contiguous:
-        return _send_cut(outlet, found)
-    fd, offset = found.location()
-    digest = found.slot.manifest.checksums[found.index]
-    if found.covers is Covers.RANGE:
-        digest = hash_range(fd, offset + want.start, want.stop - want.start)
-    outlet.put_file(fd, offset + want.start + want.skip, want.stop - want.start - want.skip)
-    return digest
-
-
-def _send_cut(outlet: _Outlet, found: Found) -> int:
-    want = found.want
-    digest = xxhash.xxh3_64()
-    for at, data in found.cut():
-        wanted = memoryview(data)[max(0, want.start - at) : want.stop - at]
-        digest.update(cast("bytes", wanted))
-        missing = want.start + want.skip - max(at, want.start)
-        outlet.put(wanted[max(0, missing) :])
-    return digest.intdigest()
-
-
-class _Outlet:
-    """The sending end of a connection: gathers what is small, so that it goes out in one call."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._gathered = bytearray()
-
-    def put(self, data: bytes | memoryview) -> None:
-        """Send these bytes, at the latest at `flush`."""
-        if len(data) < _GATHER_BYTES:
-            self._gathered += data
-            if len(self._gathered) >= _GATHER_BYTES:
-                self.flush(more=True)
-        else:
-            self.flush(more=True)
-            send(self._connection, data, more=True)
-
-    def put_file(self, fd: int, offset: int, nbytes: int) -> None:
-        """Send bytes of a file; without TLS they are not copied here. Raises OSError when it ends before."""
-        if nbytes < _GATHER_BYTES or isinstance(self._connection, ssl.SSLSocket):
-            while nbytes:
-                data = read_range(fd, offset, min(nbytes, BLOCK_BYTES))
-                if not data:
-                    raise OSError("the slot became shorter while it was sent")
-                self.put(data)
-                offset, nbytes = offset + len(data), nbytes - len(data)
-            return
-        self.flush(more=True)
-        while nbytes:
-            try:
-                sent = os.sendfile(self._connection.fileno(), fd, offset, min(nbytes, _SENDFILE_BYTES))
-            except BlockingIOError:
-                raise TimeoutError("nothing was taken for too long") from None
-            if sent == 0:
-                raise OSError("the slot became shorter while it was sent")
-            offset, nbytes = offset + sent, nbytes - sent
-
-    def flush(self, *, more: bool = False) -> None:
-        """Send what was gathered."""
-        if self._gathered or not more:
-            gathered, self._gathered = self._gathered, bytearray()
-            send(self._connection, gathered, more=more)
 
 
 class _Caller:

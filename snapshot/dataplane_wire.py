@@ -1,8 +1,9 @@
 """What goes over a data-plane connection: requests, heads, trailers; and how its sockets are set up.
 
     → length (u32), ReadRequest as MessagePack
-    ← for each want a head: status, what the checksum covers, bytes of the text that follows, bytes of the box
-      then, when the status is OK, the bytes asked for and a trailer: status, checksum
+    ← for each want a head: status, what the checksum covers, mark, bytes of a text, bytes of the box
+      then the text (it says why the status is not OK), or the bytes asked for and a trailer: status, mark,
+      checksum
 
 Everything is little-endian. Bytes are a box's elements in C order. The trailer comes after the bytes, so it
 can say that they were overwritten while they were sent.
@@ -30,8 +31,11 @@ SOCKET_BUFFER_BYTES = 4 << 20
 USER_TIMEOUT_S = 10.0
 """How long sent bytes may stay unacknowledged: a host that is gone is noticed then."""
 
+MARK = 0xE1A5
+"""Stands in heads and trailers: a stream that is out of step is noticed."""
+
 HEAD = struct.Struct("<BBHIQ")
-TRAILER = struct.Struct("<B7xQ")
+TRAILER = struct.Struct("<BxH4xQ")
 _LENGTH = struct.Struct("<I")
 _TIMEVAL = struct.Struct("@ll")
 
@@ -193,7 +197,23 @@ def receive_request(connection: socket.socket) -> ReadRequest:
         raise ProtocolError(f"not a request: {error}") from error
 
 
+def receive_head(connection: socket.socket) -> tuple[int, int, int, int]:
+    """Return status, what the checksum covers, bytes of the text that follows, bytes of the box."""
+    status, covers, mark, text_bytes, box_bytes = HEAD.unpack(receive(connection, HEAD.size))
+    if mark != MARK or text_bytes > MAX_TEXT_BYTES:
+        raise ProtocolError("not an answer of the data plane")
+    return status, covers, text_bytes, box_bytes
+
+
+def receive_trailer(connection: socket.socket) -> tuple[int, int]:
+    """Return status and checksum."""
+    status, mark, digest = TRAILER.unpack(receive(connection, TRAILER.size))
+    if mark != MARK:
+        raise ProtocolError("not an answer of the data plane")
+    return status, digest
+
+
 def error_head(status: Status, text: str) -> bytes:
     """Return the head that refuses a want, with the text that says why."""
     encoded = text.encode()[:MAX_TEXT_BYTES]
-    return HEAD.pack(status, 0, 0, len(encoded), 0) + encoded
+    return HEAD.pack(status, 0, MARK, len(encoded), 0) + encoded

@@ -11,11 +11,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
-from reshard.boxes import Box, format_box
+from reshard.boxes import format_box
 from reshard.errors import CorruptCopyError, ElasticError
 from snapshot.checksum import checksum
+from snapshot.dataplane_parts import Goal, Held, Part
 
 PART_BYTES = 32 << 20
 BATCH_BYTES = 8 << 20
@@ -25,58 +25,6 @@ SLOW_S = 0.25
 """How old a batch must be before another source may take it over."""
 WAIT_S = 0.05
 """How often an idle source looks at what the others hold."""
-
-
-@dataclass(eq=False, slots=True)
-class Goal:
-    """One box to fetch, into `view`; `live` are the sources that may still have it."""
-
-    path: str
-    box: Box
-    view: memoryview
-    live: list[str]
-    is_done: bool = False
-    digest: int = 0
-    round: int = 0
-    """Grows when all of it is fetched again: what came before does not count."""
-    verify: bool = False
-    """Whole, from one source, which reads its copy first: after bytes that did not match."""
-    num_open: int = 0
-    """Parts that are queued or held."""
-    num_held: int = 0
-    expected: dict[str, int] = field(default_factory=dict)
-    """The checksum of the whole box, by the sources that sent one."""
-    errors: list[ElasticError] = field(default_factory=list)
-
-
-@dataclass(eq=False, slots=True)
-class Part:
-    """Bytes [start, stop) of a goal, of which the first `num_done` are there, lastly from `source`."""
-
-    goal: Goal
-    start: int
-    stop: int
-    round: int
-    num_done: int = 0
-    source: str = ""
-    avoid: set[str] = field(default_factory=set)
-    """Sources it was taken from, as they were slow."""
-
-    @property
-    def num_left(self) -> int:
-        """Bytes still to come."""
-        return self.stop - self.start - self.num_done
-
-
-@dataclass(eq=False, slots=True)
-class Held:
-    """What a source is busy with; `cut` breaks its connection."""
-
-    parts: list[Part]
-    since_s: float
-    cut: Callable[[], None]
-    num_bytes: int = 0
-    was_cut: bool = False
 
 
 class Work:
@@ -126,7 +74,8 @@ class Work:
 
     def _pick(self, source: str) -> list[Part]:
         left = sum(part.num_left for part in self._queue)
-        share = left if len(self._sources) == 1 else max(BATCH_BYTES, left // (2 * len(self._sources)))
+        alone = len(self._sources) == 1
+        share = max(1, left) if alone else max(BATCH_BYTES, left // (2 * len(self._sources)))
         batch: list[Part] = []
         rest: list[Part] = []
         for part in self._queue:
@@ -219,8 +168,6 @@ class Work:
         """Note that a source will not serve us."""
         with self._changed:
             self._sources.discard(source)
-            for part in self._queue:
-                part.avoid.clear()
             for goal in self._goals:
                 if not goal.is_done and source in goal.live:
                     self._drop_source(goal, source, error)
@@ -271,6 +218,8 @@ class Work:
 
     def _put_back(self, part: Part) -> None:
         if part.round == part.goal.round:
+            if part.avoid.issuperset(part.goal.live):
+                part.avoid.clear()
             self._queue.append(part)
         else:
             self._enqueue_again(part.goal)
@@ -279,6 +228,9 @@ class Work:
         if source in goal.live:
             goal.live.remove(source)
             goal.errors.append(error)
+            for part in self._queue:
+                if part.goal is goal:
+                    part.avoid.clear()  # better slowly than not at all
         if not goal.live and self.error is None and not self.over.is_set():
             corrupt = [each for each in goal.errors if isinstance(each, CorruptCopyError)]
             self.error = (corrupt or goal.errors)[0]

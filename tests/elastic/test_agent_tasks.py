@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import shutil
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
 from elastic.agent_tasks import ArenaTasks
 from elastic.choose import plan_whole
 from elastic.events import ComputeDigest, DigestDone, Stage, Staged
+from reshard.boxes import Box
 from reshard.holdings import Holding
 from reshard.ids import HostId
 from reshard.layout import ArrayLayout, Layout, MeshLayout
@@ -42,9 +43,22 @@ BOXES = (((0, 2), (0, 3)), ((2, 4), (0, 3)))
 @pytest.fixture
 def arenas() -> Iterator[tuple[Arena, Arena]]:
     """Two hosts, each with its half of the rows at `STEP`."""
+    with hosts((HOSTS[0], BOXES[0]), (HOSTS[1], BOXES[1])) as made:
+        yield made[0], made[1]
+
+
+@pytest.fixture
+def third() -> Iterator[Arena]:
+    """A host with the same rows as the second."""
+    with hosts((HostId(2), BOXES[1])) as made:
+        yield made[0]
+
+
+@contextlib.contextmanager
+def hosts(*holders: tuple[HostId, Box]) -> Iterator[list[Arena]]:
     root = Path(tempfile.mkdtemp(prefix="elastic-slices-test-", dir="/dev/shm"))
-    made = tuple(Arena.create("job", host, root=root) for host in HOSTS)
-    for arena, host, box in zip(made, HOSTS, BOXES, strict=True):
+    made = [Arena.create("job", host, root=root) for host, _ in holders]
+    for arena, (host, box) in zip(made, holders, strict=True):
         static = make_static(host, LAYOUT, [("w", box)])
         arena.reserve(required_bytes(static))
         slot = arena.slot_for_write(required_bytes(static), STEP)
@@ -52,23 +66,29 @@ def arenas() -> Iterator[tuple[Arena, Arena]]:
         slot.begin()
         slot.shard_views[0][:] = ROWS[slice(*box[0])].tobytes()
         slot.commit(step=STEP, generation=1, position=0, checksums=[checksum(slot.shard_views[0])])
-    yield made[0], made[1]
-    for arena in made:
-        arena.close()
-    shutil.rmtree(root)
+    try:
+        yield made
+    finally:
+        for arena in made:
+            arena.close()
+        shutil.rmtree(root)
 
 
 @pytest.fixture
 def address(arenas: tuple[Arena, Arena]) -> Iterator[str]:
     """Where the second host serves its shards."""
-    pool = ThreadPoolExecutor(2)
-    server = grpc.server(pool)
-    DataPlaneServer(arenas[1], TOKEN, lambda: GENERATION).add_to(server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    with serving(arenas[1]) as server:
+        yield server.address
+
+
+@contextlib.contextmanager
+def serving(arena: Arena) -> Iterator[DataPlaneServer]:
+    server = DataPlaneServer(arena, TOKEN, lambda: GENERATION)
     server.start()
-    yield f"127.0.0.1:{port}"
-    server.stop(None).wait()
-    pool.shutdown()
+    try:
+        yield server
+    finally:
+        server.close()
 
 
 def transfers() -> tuple[Layout, tuple[Transfer, ...]]:
@@ -112,6 +132,27 @@ def test_staged_pieces_of_a_peer_can_be_read_and_count_as_its_bytes(
     assert source.read("w", BOXES[1]).tobytes() == ROWS[2:].tobytes()
     source.close()
     assert tasks.bytes_from({"shm": ROWS.nbytes}) == {"shm": ROWS.nbytes // 2, "peer": ROWS.nbytes // 2}
+
+
+def test_source_that_is_away_is_replaced_by_another_that_holds_the_shard(
+    arenas: tuple[Arena, Arena], third: Arena, address: str
+) -> None:
+    with serving(third) as other:
+        command = replace(stage({2: other.address}), alternates=((2,),))
+        tasks = ArenaTasks(arenas[0], 0, TOKEN)
+        assert told(tasks, command) == Staged(slice_index=0, generation=GENERATION)
+    source = arenas[0].find_shards(STEP, GENERATION)
+    assert source.read("w", BOXES[1]).tobytes() == ROWS[2:].tobytes()
+    source.close()
+
+
+def test_what_was_staged_stays_when_fetching_fails(arenas: tuple[Arena, Arena], address: str) -> None:
+    tasks = ArenaTasks(arenas[0], 0, TOKEN)
+    told(tasks, stage({1: address}))
+    answer = told(tasks, replace(stage({1: address}), step=STEP + 1))
+    assert "step 8 is not here" in answer.error
+    assert [m.step for m in arenas[0].manifests().complete if m.generation == GENERATION] == [STEP]
+    assert not (arenas[0].directory / "stage.part").exists()
 
 
 def test_digest_is_that_of_the_whole_state(arenas: tuple[Arena, Arena], address: str) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from model_state import summary_of
 
-from elastic.choose import choose_restore, plan_restore, plan_whole
+from elastic.choose import choose_restore, other_holders, plan_restore, plan_whole
 from reshard.errors import MissingShardError
 from reshard.ids import HostId
 
@@ -70,3 +70,19 @@ def test_plan_whole_brings_every_array_to_one_host() -> None:
     lacking = replace(choice, holdings=choice.holdings[:1])
     with pytest.raises(MissingShardError):
         plan_whole(lacking.layout, lacking.holdings, 4, HostId(2))
+
+
+def test_other_holders_are_neither_source_nor_target_and_differ_by_source() -> None:
+    snapshots = held(*((host, 4, 1) for host in WORLD), replicas=3)
+    choice, _ = choose_restore(snapshots, {})  # type: ignore[arg-type]
+    assert choice is not None
+    _, plan = plan_whole(choice.layout, choice.holdings, 4, HostId(3))
+    others = other_holders(plan.transfers, choice.holdings)
+    assert len(others) == len(plan.transfers) > 0
+    for transfer, found in zip(plan.transfers, others, strict=True):
+        assert set(found) == set(WORLD) - {transfer.source.slice_index}
+    (to_one, *_) = [replace(transfer, target=HostId(1), source=HostId(0)) for transfer in plan.transfers]
+    assert other_holders([to_one], choice.holdings) == ((2,),)
+    assert other_holders([to_one], choice.holdings[:1]) == ((),)
+    (from_two, *_) = [replace(transfer, source=HostId(2)) for transfer in plan.transfers]
+    assert other_holders([from_two], choice.holdings, most=1) == ((0,),)
