@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from elastic.records import (
+    CopiesCompared,
     FaultInjected,
     LossDetected,
     PhaseEntered,
@@ -77,6 +78,7 @@ class History:
     def first(self, *, restored: int | None = None) -> History:
         """Form the first world and let it dispatch its first step."""
         self.formed("first", restored, check=False)
+        self.add(CopiesCompared(unix_s=self.now, generation=self.generation, num_captures=1))
         return self.phase("REPLAYING").phase("RUNNING")
 
     def formed(

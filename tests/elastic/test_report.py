@@ -17,7 +17,8 @@ SHAPE = {
     "samples": "consumed lost repeated",
     "badput_s": "detect fence plan restore rebuild replay wait snapshot_stall",
     "final": "loss state_digest",
-    "snapshots": "captured verified rejected bytes_per_host stall_s_p50 stall_s_p99 replicas",
+    "snapshots": "captured verified rejected bytes_per_host stall_s_p50 stall_s_p99 replicas "
+    "compared audits disagreements corruptions",
 }
 RECOVERY = (
     "generation cause lost_slices joined_slices slices_after mode fault_unix_s detected_unix_s "

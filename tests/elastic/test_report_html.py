@@ -75,7 +75,7 @@ def test_page_tells_figures_phases_and_promises():
         assert f'class="p-{phase}" style="width:' in page
     assert "slice 1: killed by SIGKILL" in page
     assert "No committed optimizer step was lost" in page
-    assert page.count("✓ held") == 8
+    assert page.count("✓ held") == 9
 
 
 def test_page_escapes_whatever_the_history_says():
