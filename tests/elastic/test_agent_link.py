@@ -6,6 +6,7 @@ import os
 import queue
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -213,3 +214,10 @@ def test_next_agent_is_told_the_layout_again_but_no_checksums(
     assert successor.next() == COMMITTED
     successor.say(JobEnded(completed=True))
     agent.connection = successor.connection
+
+
+def test_copies_left_out_of_a_restore_cross_the_socket_as_they_are(link: AgentLink, agent: FakeAgent) -> None:
+    left_out = ((HostId(1), "['w']", ((0, 8), (0, 2))), (HostId(0), "['n']", ()))
+    world = replace(WORLD, left_out=left_out)
+    agent.say(EnterWorld(world=world))
+    assert link.wait_world() == world

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic.copy_check import MAX_NAMED, MAX_STEPS, CopyCheck, disagreement_record, is_explained, named_by
+from elastic.copy_check import MAX_NAMED, MAX_STEPS, CopyCheck, disagreement_record, is_known, named_by
 from elastic.events import Captured
 from reshard.copies import CopyIndex, pack_checksums
 from reshard.ids import HostId
@@ -131,7 +131,23 @@ def test_record_without_a_majority_suspects_all_that_differ():
     _, (comparison, *_) = take(check, *(told(0, step) for step in range(1, MAX_STEPS + 1)))
     record = disagreement_record(comparison, 1, 9.0)
     assert (record.suspects, record.is_majority, record.slices) == ((0, 1), False, (0, 1))
-    assert not is_explained(comparison, CHECK)
-    assert is_explained(comparison, CopyCheck(generation=1, named=frozenset({(1, "w04", 1)})))
-    assert not is_explained(comparison, CopyCheck(generation=1, named=frozenset({(1, "w04", 2)})))
-    assert not is_explained(comparison, CopyCheck(generation=2, named=frozenset({(1, "w04", 1)})))
+
+
+def test_capture_tells_nothing_new_of_arrays_that_an_audit_has_found():
+    _, (comparison,) = take(CHECK, told(0, 5), told(1, 5), told(2, 5, flip=4))
+    assert not is_known(comparison, CHECK)
+    assert is_known(comparison, CopyCheck(is_audited=True, audited_paths=frozenset({"w04", "w05"})))
+    assert not is_known(comparison, CopyCheck(is_audited=True, audited_paths=frozenset({"w05"})))
+    assert not is_known(comparison, CopyCheck(is_audited=False, audited_paths=frozenset({"w04"})))
+
+
+def test_comparison_counts_boxes_with_more_than_one_copy():
+    _, (comparison,) = take(CHECK, *(told(index, 5) for index in WORLD))
+    assert comparison.num_boxes == 12
+    _, (comparison,) = CHECK.taken_in(told(0, 6), (0,), 3)
+    assert (comparison.num_boxes, comparison.slices) == (0, (0,))
+
+
+def test_check_forgets_after_a_while_whom_it_named_in_old_generations():
+    check = CopyCheck(named=frozenset({(1, "w00", 2), (30, "w00", 1)})).entered(40, LAYOUT)
+    assert check.named == {(30, "w00", 1)}

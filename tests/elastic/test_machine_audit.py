@@ -117,6 +117,22 @@ def test_audit_names_the_slice_and_the_captures_after_it_repeat_nothing():
     assert [r.boxes[0].path for r in records(commands, CorruptionSuspected)] == ["bias"]
 
 
+def test_captures_repeat_nothing_that_an_audit_could_not_decide_either():
+    state = running()
+    state, commands = after(state, *told(state, 8, bad=(1, "weights")))
+    step_ordered = audits(commands)[0].step
+    found = told(state, step_ordered, bad=(1, "weights"), is_audit=True)
+    found[2] = replace(found[2], checksums=pack_checksums([9, 9, 9]))  # three slices, three different copies
+    state, commands = after(state, *found)
+    (record,) = records(commands, CorruptionSuspected)
+    assert (record.is_majority, record.suspects) == (True, (2,))  # of the other arrays
+    assert [box.suspects for box in record.boxes if not box.is_majority] == [(0, 1, 2)]
+    assert (state.generation, "weights", 1) not in state.copies.named
+    _, commands = after(state, *told(state, step_ordered + 1, bad=(1, "weights")))
+    assert records(commands, CorruptionSuspected) == []
+    assert audits(commands) == []
+
+
 def test_audit_that_finds_nothing_is_ordered_again_when_copies_differ_again():
     state = running()
     state, commands = after(state, *told(state, 8, bad=(1, "weights")))

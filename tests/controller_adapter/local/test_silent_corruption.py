@@ -107,6 +107,7 @@ def test_flipped_copy_that_no_snapshot_takes_is_found_by_the_next_audit_with_its
     (finding, *_) = findings(result)
     assert (finding.step, finding.is_audit, finding.suspects) == (7, True, (2,))
     assert finding.boxes[0].devices == (4,)
+    assert result.report.snapshots.compared == 0
 
 
 def test_two_slices_that_differ_are_both_suspects(tmp_path: Path, root: Path) -> None:
