@@ -58,6 +58,8 @@ from elastic.wire import WireError
 AUTHORIZATION = "authorization"
 LIFE_EVERY_S = 2.0
 FAILED_DRAIN_S = 3.0
+MAX_MESSAGE_BYTES = 256 << 20
+"""Layouts and lists of shards of a large state are beyond gRPC's default of 4 MiB."""
 _CLOSED = object()
 
 
@@ -384,7 +386,10 @@ def serve(directory: Path) -> int:
     """Run the coordinator of the job in `directory` to its end."""
     spec, token = load_job(directory), load_token(directory)
     coordinator = Coordinator(spec, token)
-    server = grpc.server(futures.ThreadPoolExecutor(2 * spec.config.num_slices + 6))
+    server = grpc.server(
+        futures.ThreadPoolExecutor(2 * spec.config.num_slices + 6),
+        options=(("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),),
+    )
     add_ControlServicer_to_server(ControlService(coordinator, token), server)
     port = server.add_insecure_port(f"{spec.bind_host}:0")
     server.start()

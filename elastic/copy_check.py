@@ -17,6 +17,8 @@ from reshard.redundancy import captures
 
 MAX_STEPS = 4
 """Captures whose checksums are kept while some slices have not told theirs yet."""
+MAX_GENERATIONS = 16
+"""For so many generations it is remembered whose copies were wrong: longer than any snapshot lives."""
 MAX_NAMED = 8
 """Arrays that one record names; how many there are it counts."""
 TELL_EVERY = 50
@@ -47,6 +49,8 @@ class Comparison:
     step: int
     is_audit: bool
     slices: tuple[int, ...]
+    num_boxes: int
+    """Boxes of which there was more than one copy to compare."""
     disagreements: tuple[Disagreement, ...]
 
 
@@ -65,7 +69,9 @@ class CopyCheck:
     audit_step: int | None = None
     """The step from which on an audit was ordered that has not been compared yet."""
     is_audited: bool = False
-    """Whether the newest audit of this generation has found what disagrees: no need to order another."""
+    """Whether the newest audit of this generation has found something: no need to order another."""
+    audited_paths: frozenset[str] = frozenset()
+    """The arrays that audits of this generation have found: captures need not tell of them again."""
     num_untold: int = 0
     """Comparisons without a finding that the history has not been told of yet."""
     num_told: int = 0
@@ -73,7 +79,8 @@ class CopyCheck:
 
     def entered(self, generation: int, layout: Layout) -> CopyCheck:
         """For a new world; which copies majorities have found wrong before is kept."""
-        return CopyCheck(generation=generation, layout=layout, named=self.named)
+        kept = frozenset(named for named in self.named if named[0] > generation - MAX_GENERATIONS)
+        return CopyCheck(generation=generation, layout=layout, named=kept)
 
     def taken_in(
         self, event: Captured, world: tuple[int, ...], replicas: int
@@ -127,6 +134,7 @@ def _compare(table: Table, index: CopyIndex) -> Comparison:
         step=table.step,
         is_audit=table.is_audit,
         slices=tuple(host.slice_index for host in fitting),
+        num_boxes=index.num_compared(fitting),
         disagreements=index.compare(fitting),
     )
 
@@ -141,12 +149,9 @@ def named_by(comparison: Comparison, generation: int) -> Named:
     )
 
 
-def is_explained(comparison: Comparison, check: CopyCheck) -> bool:
-    """Whether a majority has already told in this generation which slice is wrong, for all that differs."""
-    return all(
-        any((check.generation, found.path, slice_index) in check.named for slice_index in found.suspects)
-        for found in comparison.disagreements
-    )
+def is_known(comparison: Comparison, check: CopyCheck) -> bool:
+    """Whether all that differs has been found by an audit already, so that a capture tells nothing new."""
+    return check.is_audited and check.audited_paths >= {found.path for found in comparison.disagreements}
 
 
 def disagreement_record(comparison: Comparison, generation: int, unix_s: float) -> CorruptionSuspected:

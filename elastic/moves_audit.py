@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elastic.copy_check import TELL_EVERY, Comparison, disagreement_record, is_explained, named_by
+from elastic.copy_check import TELL_EVERY, Comparison, disagreement_record, is_known, named_by
 from elastic.events import AuditAfter, Captured, LaidOut
 from elastic.records import CopiesCompared
 from elastic.turn import Turn
@@ -48,8 +48,8 @@ def tell_comparisons(turn: Turn) -> None:
 
 
 def _conclude(turn: Turn, comparison: Comparison) -> None:
-    if len(comparison.slices) < 2 and not comparison.disagreements:
-        return
+    if not comparison.num_boxes:
+        return  # no box has a second copy: nothing was compared
     copies = turn.state.copies
     is_bad = bool(comparison.disagreements)
     if comparison.is_audit:
@@ -60,17 +60,22 @@ def _conclude(turn: Turn, comparison: Comparison) -> None:
     else:
         copies = replace(copies, num_untold=copies.num_untold + 1)
     if is_bad:
-        if comparison.is_audit or not is_explained(comparison, copies):
+        if comparison.is_audit or not is_known(comparison, copies):
             turn.write(disagreement_record(comparison, copies.generation, turn.now.unix_s))
         copies = replace(
             copies,
             named=copies.named | named_by(comparison, copies.generation),
+            audited_paths=copies.audited_paths | _audited_paths(comparison),
             wants_audit=not copies.is_audited and copies.audit_step is None,
         )
     turn.change(copies=copies)
     # The first of a world at once, so that a history without an end shows that copies are compared.
     if copies.num_told == 0 or copies.num_untold >= TELL_EVERY:
         tell_comparisons(turn)
+
+
+def _audited_paths(comparison: Comparison) -> frozenset[str]:
+    return frozenset(found.path for found in comparison.disagreements if comparison.is_audit)
 
 
 def _tell(turn: Turn, num_captures: int, *, is_audit: bool) -> None:

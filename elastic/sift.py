@@ -107,6 +107,4 @@ def _doubt(path: str, copies: list[Holding], best: Holding) -> str:
     if len(slices) == 1:
         return f"{path} is only on slice {slices[0]}, where an audit found it wrong"
     who = " and ".join(map(str, slices))
-    return (
-        f"copies of {path} differ on slices {who}, that of slice {best.host.slice_index} is the one to take"
-    )
+    return f"copies of {path} differ on slices {who}, to take would be that of slice {best.host.slice_index}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -18,8 +19,23 @@ from reshard.errors import UsageError
 from reshard.ids import HostId
 from reshard.layout import Layout
 from snapshot.checksum import checksum
-from snapshot.device_buffers import addressable_shard, is_plain, shard_bytes, start_copy_to_host
+from snapshot.device_buffers import addressable_shard, byte_order, is_plain, shard_bytes, start_copy_to_host
 from snapshot.tree import is_prng_key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """How to read a leaf's copies: worked out once, good as long as the leaf looks the same."""
+
+    sharding: Any
+    shape: tuple[int, ...]
+    dtype: Any
+    order: Any  # of the elements in memory; None where only one is possible
+    is_key: bool
+    by_address: bool
+    device_ids: tuple[int, ...]
+    places: tuple[int, ...]
+    nbytes: tuple[int, ...]
 
 
 class Auditor:
@@ -37,7 +53,7 @@ class Auditor:
             if host in positions
         }
         self._wanted = {device_id for own in self._device_ids.values() for device_id in own}
-        self._local: dict[Any, list[tuple[int, int]]] = {}
+        self._plans: list[_Plan | None] = [None] * self._num_arrays
 
     def checksums(self, state: Any) -> dict[HostId, bytes]:
         """Return, for each host, the packed checksums in the order of `reshard.copies.CopyIndex.of_devices`.
@@ -53,41 +69,57 @@ class Auditor:
             host: np.empty((len(leaves), len(ids)), CHECKSUM_DTYPE) for host, ids in self._device_ids.items()
         }
         for index, leaf in enumerate(leaves):
-            by_device, anywhere = self._of_leaf(leaf)
+            by_device, anywhere = self._of_leaf(index, leaf)
             for host, ids in self._device_ids.items():
                 found[host][index] = [by_device.get(device_id, anywhere) for device_id in ids]
         return {host: table.tobytes() for host, table in found.items()}
 
-    def _of_leaf(self, leaf: Any) -> tuple[dict[int, int], int]:
+    def _of_leaf(self, index: int, leaf: Any) -> tuple[dict[int, int], int]:
         """Return the checksums by device id, and that of some copy."""
         if not isinstance(leaf, jax.Array):
             return {}, checksum(np.asarray(leaf).tobytes())
-        array = jax.random.key_data(leaf) if is_prng_key(leaf) else leaf
-        shards = [(device_id, addressable_shard(array, place)) for device_id, place in self._places(array)]
-        if _is_on_cpu(array) and is_plain(array):
-            by_device = {device_id: _memory_checksum(shard) for device_id, shard in shards}
+        plan = self._plans[index]
+        is_key = is_prng_key(leaf) if plan is None else plan.is_key
+        array = jax.random.key_data(leaf) if is_key else leaf
+        if plan is None or not _is_as_planned(plan, array):
+            plan = self._plans[index] = self._plan(array, is_key=is_key)
+        shards = [addressable_shard(array, place) for place in plan.places]
+        if plan.by_address:
+            found = [_memory_checksum(shard, n) for shard, n in zip(shards, plan.nbytes, strict=True)]
         else:
-            for _, shard in shards:
+            for shard in shards:
                 start_copy_to_host(shard)
-            by_device = {device_id: checksum(shard_bytes(shard)) for device_id, shard in shards}
-        return by_device, next(iter(by_device.values()))
+            found = [checksum(shard_bytes(shard)) for shard in shards]
+        return dict(zip(plan.device_ids, found, strict=True)), found[0]
 
-    def _places(self, array: jax.Array) -> list[tuple[int, int]]:
-        """Return (device id, addressable index) of the mesh's devices here; of any one, if it has none."""
-        known = self._local.get(array.sharding)
-        if known is None:
-            every = [(shard.device.id, place) for place, shard in enumerate(array.addressable_shards)]
-            known = [entry for entry in every if entry[0] in self._wanted] or every[:1]
-            self._local[array.sharding] = known
-        return known
+    def _plan(self, array: jax.Array, *, is_key: bool) -> _Plan:
+        """Find the copies on the mesh's devices here; some copy, if those have none."""
+        every = [(shard.device.id, place, shard.data) for place, shard in enumerate(array.addressable_shards)]
+        chosen = [entry for entry in every if entry[0] in self._wanted] or every[:1]
+        by_address = next(iter(array.devices())).platform == "cpu" and is_plain(array)
+        return _Plan(
+            sharding=array.sharding,
+            shape=array.shape,
+            dtype=array.dtype,
+            order=byte_order(array) if by_address and array.ndim > 1 else None,
+            is_key=is_key,
+            by_address=by_address,
+            device_ids=tuple(device_id for device_id, _, _ in chosen),
+            places=tuple(place for _, place, _ in chosen),
+            nbytes=tuple(int(data.nbytes) for _, _, data in chosen),
+        )
 
 
-def _memory_checksum(shard: jax.Array) -> int:
-    nbytes = shard.nbytes
+def _is_as_planned(plan: _Plan, array: jax.Array) -> bool:
+    sharding = array.sharding
+    if not (sharding is plan.sharding or sharding == plan.sharding):
+        return False
+    if array.shape != plan.shape or array.dtype != plan.dtype:
+        return False
+    return plan.order is None or bool(byte_order(array) == plan.order)
+
+
+def _memory_checksum(shard: jax.Array, nbytes: int) -> int:
     if not nbytes:
         return checksum(b"")
     return checksum(memoryview((ctypes.c_ubyte * nbytes).from_address(shard.unsafe_buffer_pointer())))
-
-
-def _is_on_cpu(array: jax.Array) -> bool:
-    return bool(next(iter(array.devices())).platform == "cpu")

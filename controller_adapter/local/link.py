@@ -100,8 +100,8 @@ class LocalLink:
 
     def laid_out(self, generation: int, layout: Layout) -> None:
         """Tell where each box of the world's state is."""
-        first = self.engine.hosts.members()[0].slice_index
-        self.engine.take(LaidOut(slice_index=first, generation=generation, layout=layout))
+        for host in self.engine.hosts.members()[:1]:  # none, when all of its slices were lost meanwhile
+            self.engine.take(LaidOut(slice_index=host.slice_index, generation=generation, layout=layout))
 
     def described(self, tree: TreeDescription) -> None:
         """Tell how the tree of the world's state looks: the same on every slice."""

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from elastic.records import (
+    CopiesCompared,
+    CorruptionSuspected,
     FaultInjected,
     LossDetected,
     PhaseEntered,
@@ -16,6 +18,7 @@ from elastic.records import (
     SnapshotsVerified,
     StateRestored,
     StepCommitted,
+    SuspectBox,
     WorldFormed,
 )
 
@@ -77,6 +80,7 @@ class History:
     def first(self, *, restored: int | None = None) -> History:
         """Form the first world and let it dispatch its first step."""
         self.formed("first", restored, check=False)
+        self.add(CopiesCompared(unix_s=self.now, generation=self.generation, num_captures=1))
         return self.phase("REPLAYING").phase("RUNNING")
 
     def formed(
@@ -236,6 +240,40 @@ def killed_and_rejoined() -> History:
     moved = {"bytes_moved": STATE_BYTES, "bytes_lower_bound": STATE_BYTES}
     history.recover("scale-up", 14, slices=(0, 1, 2), **moved).phase("RUNNING")
     return history.steps(15, 20).end()
+
+
+def corrupted() -> History:
+    """Two copies differ after step 6; the audit of step 8 finds that of slice 1 wrong."""
+    history = History().first().steps(1, 6)
+    at = {"path": "['w']", "box": ((0, 8), (0, 2))}
+    finding = {"generation": 1, "num_arrays": 1, "num_boxes": 1, "slices": (0, 1, 2)}
+    two = SuspectBox(**at, slices=(0, 1), suspects=(0, 1), is_majority=False)
+    history.add(
+        CorruptionSuspected(
+            unix_s=history.now,
+            step=6,
+            is_audit=False,
+            suspects=(0, 1),
+            is_majority=False,
+            boxes=(two,),
+            **finding,
+        )
+    )
+    history.steps(7, 8)
+    history.add(CopiesCompared(unix_s=history.now, generation=1, num_captures=1, is_audit=True))
+    three = SuspectBox(**at, slices=(0, 1, 2), suspects=(1,), is_majority=True, devices=(2,))
+    history.add(
+        CorruptionSuspected(
+            unix_s=history.now,
+            step=8,
+            is_audit=True,
+            suspects=(1,),
+            is_majority=True,
+            boxes=(three,),
+            **finding,
+        )
+    )
+    return history.steps(9, 20).end()
 
 
 def with_ids(

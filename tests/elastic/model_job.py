@@ -32,7 +32,15 @@ from elastic.events import (
     host_of,
 )
 from elastic.machine import step
-from elastic.records import LossDetected, PhaseEntered, Record, RestoreChecked, RunEnded, WorldFormed
+from elastic.records import (
+    CorruptionSuspected,
+    LossDetected,
+    PhaseEntered,
+    Record,
+    RestoreChecked,
+    RunEnded,
+    WorldFormed,
+)
 from elastic.state import Config, JobState, Timing, initial_state
 from elastic.turn import Clock
 
@@ -152,6 +160,8 @@ class Job:
         before = self.state
         self.state, commands = step(before, event, Clock(mono_s=self.now_s, unix_s=UNIX_S + self.now_s))
         self.sent.extend(commands)
+        writes = (command for command in commands if isinstance(command, Write))
+        assert not any(isinstance(write.record, CorruptionSuspected) for write in writes), "no copy differs"
         for command in commands:
             self._perform(command)
         self._check(before)

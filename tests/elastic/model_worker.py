@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from model_state import Content, summary_of
+from model_state import Content, layout_for, summary_of
 
 from elastic.events import (
+    Captured,
     Committed,
     Event,
     Finished,
+    LaidOut,
     LeftWorld,
     Rebuilt,
     SnapshotSummary,
@@ -19,6 +22,7 @@ from elastic.events import (
     WorkerState,
     WorldSpec,
 )
+from reshard.copies import pack_checksums
 
 if TYPE_CHECKING:
     from model_host import Host
@@ -35,6 +39,16 @@ class Snapshot:
     content: Content
     summary: SnapshotSummary
     complete: bool = False
+
+    def told(self, slice_index: int) -> Captured:
+        """What a worker tells of it: checksums that are the same for the same content."""
+        checksums = [zlib.crc32(repr((self.content, h.path)).encode()) for h in self.summary.holdings]
+        return Captured(
+            slice_index=slice_index,
+            generation=self.generation,
+            step=self.step,
+            checksums=pack_checksums(checksums),
+        )
 
 
 @dataclass(slots=True)
@@ -116,10 +130,15 @@ class Worker:
         assert self.world is not None
         assert self.spec is not None
         spec, snapshot = self.spec, None
+        if spec.rank == 0 and not spec.rehearsal:
+            layout = layout_for(spec.slices)
+            laid_out = LaidOut(slice_index=self.index, generation=spec.generation, layout=layout)
+            self.say(laid_out, again=True)
         if spec.restore_step is not None:
             self.content = self.host.gather(spec)
             snapshot = self._begin_capture(spec.restore_step, restoring=True)
             snapshot.complete = True
+            self.say(snapshot.told(self.index))
         else:
             self.content = ()
         self.say(
@@ -193,6 +212,7 @@ class Worker:
             self.kept_slot = snapshot
             self.job.check_captured(snapshot)
             assert self.spec is not None
+            self.say(snapshot.told(self.index))
             self.say(Committed(slice_index=self.index, generation=snapshot.generation, step=number))
             every, is_last = self.job.persist_every, number + 1 == self.job.num_steps
             if every and ((number + 1) % every == 0 or is_last) and self.host.agent is not None:

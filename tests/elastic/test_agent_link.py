@@ -6,13 +6,14 @@ import os
 import queue
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from elastic.agent_link import AgentLink
-from elastic.events import Fence, StopAfter, WorldSpec
+from elastic.events import AuditAfter, Captured, Fence, LaidOut, StopAfter, WorldSpec
 from elastic.job import JobSpec
 from elastic.ports import JobOver
 from elastic.protocol import (
@@ -31,6 +32,7 @@ from elastic.wire import FramedSocket
 from elastic.worker_socket import WorkerSocket
 from reshard.errors import InsufficientMemoryError
 from reshard.ids import HostId
+from reshard.layout import Layout, MeshLayout
 
 BOUND_S = 10.0
 WORLD = WorldSpec(
@@ -178,3 +180,44 @@ def test_stopped_job_ends_every_wait(link: AgentLink, agent: FakeAgent) -> None:
         link.wait_world()
     assert link.is_fenced(WORLD.generation)
     link.unwound(WORLD.generation)
+
+
+LAYOUT = Layout(
+    mesh=MeshLayout(axis_names=("data",), axis_sizes=(2,), hosts=(HostId(0), HostId(1))), arrays=()
+)
+
+
+def test_order_to_audit_holds_for_its_world_alone(link: AgentLink, agent: FakeAgent) -> None:
+    in_world(link, agent)
+    assert link.audit_step(WORLD.generation) is None
+    agent.say(AuditAfter(slice_index=0, generation=WORLD.generation, step=12))
+    agent.say(Fence(slice_index=0, generation=2))
+    assert link.wait_fenced(1, BOUND_S)  # what was said before it has arrived
+    assert link.audit_step(WORLD.generation) == 12
+    assert link.audit_step(WORLD.generation + 1) is None
+
+
+def test_next_agent_is_told_the_layout_again_but_no_checksums(
+    spec: JobSpec, link: AgentLink, agent: FakeAgent
+) -> None:
+    in_world(link, agent)
+    link.laid_out(WORLD.generation, LAYOUT)
+    link.captured(HostId(0), WORLD.generation, 3, b"12345678", is_audit=False)
+    laid_out = LaidOut(slice_index=0, generation=2, layout=LAYOUT)
+    captured = Captured(slice_index=0, generation=2, step=3, checksums=b"12345678")
+    assert [agent.next(), agent.next()] == [laid_out, captured]
+    agent.die()
+    successor = FakeAgent(spec)
+    heard = [successor.next(), successor.next()]
+    assert heard == [Hello(pid=os.getpid(), generation=2), laid_out]
+    link.committed(COMMITTED)
+    assert successor.next() == COMMITTED
+    successor.say(JobEnded(completed=True))
+    agent.connection = successor.connection
+
+
+def test_copies_left_out_of_a_restore_cross_the_socket_as_they_are(link: AgentLink, agent: FakeAgent) -> None:
+    left_out = ((HostId(1), "['w']", ((0, 8), (0, 2))), (HostId(0), "['n']", ()))
+    world = replace(WORLD, left_out=left_out)
+    agent.say(EnterWorld(world=world))
+    assert link.wait_world() == world

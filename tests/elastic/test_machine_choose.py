@@ -86,3 +86,61 @@ def test_other_holders_are_neither_source_nor_target_and_differ_by_source() -> N
     assert other_holders([to_one], choice.holdings[:1]) == ((),)
     (from_two, *_) = [replace(transfer, source=HostId(2)) for transfer in plan.transfers]
     assert other_holders([from_two], choice.holdings, most=1) == ((0,),)
+
+
+def tampered(
+    snapshots: dict[HostId, list[object]], slice_index: int, step: int, checksum: int = 1
+) -> dict[HostId, list[object]]:
+    """One slice's copies of a step have other bytes, and checksums that fit them."""
+
+    def change(summary: object) -> object:
+        if summary.step != step:  # type: ignore[attr-defined]
+            return summary
+        holdings = tuple(replace(h, checksum=checksum) for h in summary.holdings)  # type: ignore[attr-defined]
+        return replace(summary, holdings=holdings)  # type: ignore[type-var]
+
+    return {
+        host: [change(summary) for summary in found] if host.slice_index == slice_index else found
+        for host, found in snapshots.items()
+    }
+
+
+def test_choose_leaves_out_the_minority_of_three_copies():
+    snapshots = tampered(held((0, 5, 1), (1, 5, 1), (2, 5, 1), replicas=3), 1, 5)
+    choice, why = choose_restore(snapshots, {})  # type: ignore[arg-type]
+    assert choice is not None
+    assert {holding.host.slice_index for holding in choice.holdings} == {0, 2}
+    assert {copy.host.slice_index for copy in choice.left_out} == {1}
+    assert "minority of 3 copies" in why
+    _, plan = plan_restore(choice, (HostId(0), HostId(1)), devices_per_host=1)
+    moved_to_1 = [t for t in plan.transfers if t.target == HostId(1) and not t.is_local]
+    assert sum(t.nbytes for t in moved_to_1) == 48  # all of its state comes from others
+
+
+def test_choose_takes_an_older_step_that_agrees_when_two_copies_differ():
+    snapshots = tampered(held((0, 4, 1), (1, 4, 1), (2, 4, 1), (0, 5, 1), (1, 5, 1), (2, 5, 1)), 1, 5)
+    choice, why = choose_restore(snapshots, {})  # type: ignore[arg-type]
+    assert choice is not None
+    assert (choice.step, choice.left_out) == (4, ())
+    assert "step 5 cannot be trusted: copies of" in why
+
+
+def test_choose_takes_what_differs_when_nothing_else_is_left_and_says_so():
+    snapshots = tampered(tampered(held((0, 4, 1), (1, 4, 1), (0, 5, 1), (1, 5, 1)), 1, 5), 1, 4)
+    choice, why = choose_restore(snapshots, {})  # type: ignore[arg-type]
+    assert choice is not None
+    assert choice.step == 5
+    assert why.endswith("nothing older is whole and agrees")
+    by_box: dict[object, set[int]] = {}
+    for holding in choice.holdings:
+        by_box.setdefault((holding.path, holding.box), set()).add(holding.checksum)
+    assert all(len(checksums) == 1 for checksums in by_box.values())  # every slice restores the same
+
+
+def test_choose_believes_the_slice_that_an_audit_has_not_named():
+    snapshots = tampered(held((0, 5, 1), (1, 5, 1), replicas=3), 1, 5)
+    named = frozenset((1, path, 0) for path in ("bias", "moments", "weights"))
+    choice, why = choose_restore(snapshots, {}, named)  # type: ignore[arg-type]
+    assert choice is not None
+    assert {holding.host.slice_index for holding in choice.holdings} == {1}
+    assert "an audit found it wrong" in why

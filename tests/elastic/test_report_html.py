@@ -19,6 +19,7 @@ RUNS = {
     "undisturbed": histories.undisturbed,
     "replayed": histories.killed_and_replayed,
     "rejoined": histories.killed_and_rejoined,
+    "corrupted": histories.corrupted,
     "only-started": lambda: History(target=None),
     "failed": lambda: (
         History().first().steps(1, 3).lose(0).end("failed", error="gone", digest="", restorable=-1)
@@ -75,7 +76,7 @@ def test_page_tells_figures_phases_and_promises():
         assert f'class="p-{phase}" style="width:' in page
     assert "slice 1: killed by SIGKILL" in page
     assert "No committed optimizer step was lost" in page
-    assert page.count("✓ held") == 8
+    assert page.count("✓ held") == 9
 
 
 def test_page_escapes_whatever_the_history_says():
@@ -134,3 +135,10 @@ def test_loss_chart_leaves_out_losses_that_are_no_numbers(loss):
 )
 def test_ticks_are_round_numbers(low, high, ticks):
     assert nice_ticks(low, high) == pytest.approx(ticks)
+
+
+def test_page_names_step_array_and_slice_of_silent_corruption():
+    page = page_of(histories.corrupted())
+    assert "Silent corruption since step 6: [&#39;w&#39;] [0:8, 0:2] is wrong on slice 1" in page
+    assert "Copies of the state on different slices are the same, bit for bit" in page
+    assert page.count("✗ broken") == 1

@@ -55,3 +55,16 @@ def test_terminal_report_says_when_faults_were_simulated():
     history = History(target=5)
     object.__setattr__(history.records[0], "simulated_faults", True)
     assert "simulated inside one process" in printed(history.first().steps(1, 5).end())
+
+
+def test_terminal_report_counts_comparisons_and_says_nothing_more_when_copies_agree():
+    text = printed(histories.undisturbed())
+    assert "Copies: 1 captures and 0 audits compared across slices" in text
+    assert "SILENT" not in text
+
+
+def test_terminal_report_names_step_array_and_slice_of_silent_corruption():
+    text = printed(histories.corrupted())
+    assert "SILENT CORRUPTION found in 2" in text
+    assert "since step 6: ['w'] [0:8, 0:2] is wrong on slice 1 (mesh device 2)" in text
+    assert max(map(len, text.splitlines())) <= 100

@@ -6,8 +6,10 @@ from typing import Protocol
 
 import pytest
 
-from elastic.events import WorldSpec
+from elastic.events import WorldSpec, host_of
 from elastic.ports import JobOver, Link
+from reshard.copies import pack_checksums
+from reshard.layout import ArrayLayout, Layout, MeshLayout
 from snapshot.journal import JournalRecord, record_bytes
 
 
@@ -49,6 +51,7 @@ class LinkContract:
         assert not job.link.is_fenced(world.generation)
         assert job.link.is_fenced(world.generation - 1)
         assert job.link.stop_step(world.generation) is None
+        assert job.link.audit_step(world.generation) is None
         assert not job.link.wait_fenced(world.generation, 0.05)
         assert job.link.wait_fenced(world.generation - 1, None)
 
@@ -60,6 +63,19 @@ class LinkContract:
             job.link.reserve(host, 10_000, record_bytes(8), 4)
             assert arena.slot_for_write(10_000, 0).capacity_bytes >= 10_000
             arena.journal().append(JournalRecord(step=0, generation=1, position=2, sample_ids=[0, 1]))
+
+    def test_layout_and_checksums_of_a_capture_are_taken(self, job: LinkedJob) -> None:
+        world = self.enter_world(job)
+        hosts = tuple(host_of(index) for index in world.slices)
+        mesh = MeshLayout(axis_names=("data",), axis_sizes=(len(hosts),), hosts=hosts)
+        array = ArrayLayout(path="w", shape=(4,), dtype="float32", itemsize=4)
+        job.link.laid_out(world.generation, Layout(mesh=mesh, arrays=(array,), elastic_axis="data"))
+        for host in job.link.arenas():
+            for is_audit in (False, True):
+                job.link.captured(host, world.generation, 0, pack_checksums([7]), is_audit=is_audit)
+        self.rebuild(job, world)
+        job.link.ended(world.generation, 0)
+        assert not job.link.wait_fenced(world.generation, None)
 
     def test_loss_fences_the_world_and_the_next_is_without_the_lost_slice(self, job: LinkedJob) -> None:
         first = self.enter_world(job)
