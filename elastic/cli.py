@@ -8,11 +8,14 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
 from reshard.errors import ElasticError, UsageError
+
+if TYPE_CHECKING:
+    from elastic.cadence import Cadence
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_RUN = Path("runs/demo")
@@ -42,6 +45,23 @@ class NeverOrSteps(click.ParamType[int | None]):
         return int(value)
 
 
+class CadenceParam(click.ParamType["Cadence"]):
+    """How often to take snapshots: see `elastic.cadence.parse_cadence`."""
+
+    name = "steps|seconds|budget"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Cadence:
+        """Return the cadence."""
+        from elastic.cadence import parse_cadence
+
+        if not isinstance(value, str):
+            return cast("Cadence", value)
+        try:
+            return parse_cadence(value)
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
+
+
 def job_options(function: F) -> F:
     """The options that `demo` and `launch` share."""
     for option in (
@@ -67,6 +87,14 @@ def job_options(function: F) -> F:
         click.option("--devices-per-host", type=click.IntRange(min=1), default=2, show_default=True),
         click.option(
             "--replicas", type=int, default=None, help="Slices that hold each shard.  [default: all]"
+        ),
+        click.option(
+            "--snapshot-every",
+            type=CadenceParam(),
+            default="1",
+            show_default=True,
+            metavar="K|Ts|auto:P%",
+            help="Steps, seconds, or as often as P % of stall allow: 5, 2s, auto:3%.",
         ),
         click.option(
             "--rehearsals",
@@ -170,6 +198,7 @@ def _run(
     out: Path,
     target_steps: int | None,
     replicas: int | None,
+    snapshot_every: Cadence,
     adapter: str,
     seed: int,
     min_slices: int,
@@ -201,6 +230,7 @@ def _run(
             target_steps=target_steps,
             faults=faults,
             shm_root=shm_dir,
+            cadence=snapshot_every,
         )
     )
 

@@ -206,6 +206,8 @@ def _snapshots(records: Sequence[Record], lineage: Lineage, replicas: int) -> Sn
         stall_s_p50=_percentile(stalls, 50),
         stall_s_p99=_percentile(stalls, 99),
         replicas=replicas,
+        skipped=sum(commit.skipped for commit in commits),
+        interval_steps=max(commits, key=lambda commit: commit.unix_s).interval_steps if commits else 1,
     )
 
 

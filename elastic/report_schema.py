@@ -120,7 +120,7 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshots:
-    """Host snapshots (one slice's copy of one step): taken, verified before a restore, refused.
+    """Host snapshots (one slice's copy of one step): taken, verified before a restore, refused, skipped.
 
     `bytes_per_host` is the largest taken; the stalls are how long `commit` held the loop of a worker.
     """
@@ -132,6 +132,10 @@ class Snapshots:
     stall_s_p50: float
     stall_s_p99: float
     replicas: int
+    skipped: int = 0
+    """Due, but left out because the one before was not yet where it belongs."""
+    interval_steps: int = 1
+    """Steps from one to the next, as they were at the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

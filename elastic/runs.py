@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from elastic.adapters import find_adapter, find_injector
+from elastic.cadence import EVERY_STEP, Cadence
 from elastic.display import LiveDisplay
 from elastic.job import HISTORY_FILE, JobSpec, hold_directory, new_job_id
 from elastic.launcher import Launcher, Listener
@@ -39,6 +40,7 @@ class Wanted:
     target_steps: int | None
     faults: tuple[str, ...]
     shm_root: Path = Path("/dev/shm")
+    cadence: Cadence = EVERY_STEP
 
 
 def run_job(wanted: Wanted) -> int:
@@ -100,6 +102,7 @@ def prepare(wanted: Wanted) -> tuple[JobSpec, Sequence[Any]]:
         seed=wanted.seed,
         target_steps=wanted.target_steps,
         shm_root=wanted.shm_root,
+        cadence=wanted.cadence,
     )
     environment = adapter.worker_environment(spec)
     fields = {name: getattr(spec, name) for name in spec.__dataclass_fields__}

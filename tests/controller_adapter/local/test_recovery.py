@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from local_jobs import Outcome, faults_at, make_spec, open_session, outcome, run, train
 
+from elastic.cadence import EverySteps
 from elastic.ports import JobOver
 from elastic.records import LossDetected, RunEnded, of_kind
 
@@ -104,7 +105,7 @@ def test_two_lost_slices_leave_the_third(
 def test_kill_during_replay_goes_back_once_more(
     tmp_path: Path, root: Path, undisturbed: dict[int, float]
 ) -> None:
-    spec = make_spec(tmp_path, root, capture_every=4)
+    spec = make_spec(tmp_path, root, cadence=EverySteps(steps=4))
     result = run(spec, faults={(1, 7): ("kill", 0), (2, 5): ("kill", 1)})
     assert_nothing_lost(result)
     assert_same_losses(result, undisturbed, 4)
