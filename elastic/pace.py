@@ -27,9 +27,9 @@ class Pace:
     """Decides for one world. All processes must make the same calls with the same values.
 
     `captured_step` is the step the world was restored from and captured again (None: fresh).
-    `needs_copies`: a capture overwrites the older slot only when every host has the newest snapshot's
-    copies where they belong. `overlaps`: a capture ends only at the next commit, so that the step after
-    it cannot be captured: a peer may still be writing what would then be the only snapshot.
+    `needs_copies`: a capture may overwrite the older slot only when the newest snapshot is complete on every
+    host, and its copies are where they belong. Where captures end with the step they are of, and nothing is
+    copied, that is so without asking: the next step cannot end before all have begun it.
     """
 
     def __init__(
@@ -38,14 +38,12 @@ class Pace:
         *,
         captured_step: int | None = None,
         needs_copies: bool = False,
-        overlaps: bool = False,
     ) -> None:
         self.interval_steps = cadence.steps if isinstance(cadence, EverySteps) else 1
         self.captured_step = captured_step
         self._is_fixed = isinstance(cadence, EverySteps)
         self._needs_copies = needs_copies
         self._copied_step = -1
-        self._gap_steps = 2 if overlaps else 1
 
     @property
     def needs_agreement(self) -> bool:
@@ -54,7 +52,11 @@ class Pace:
 
     @property
     def is_copied(self) -> bool:
-        """Whether the older slot may be overwritten: every host's newest snapshot is where it belongs."""
+        """Whether the older slot may be overwritten: every host's newest snapshot is where it belongs.
+
+        A process that leaves its world may then capture its last state without the others: whatever they
+        do, the snapshot before it is whole.
+        """
         return not self._needs_copies or self.captured_step is None or self._copied_step >= self.captured_step
 
     def agree(self, interval_steps: int, copied_step: int) -> None:
@@ -72,19 +74,7 @@ class Pace:
         is_last = num_steps is not None and step + 1 >= num_steps
         if not (is_last or self.is_due(step)):
             return Decision.PASS
-        leaves_no_gap = num_steps is not None and step < num_steps - 1 < step + self._gap_steps
-        if not self.may_capture(step) or (leaves_no_gap and self.captured_step is not None):
-            return Decision.SKIP
-        return Decision.CAPTURE
-
-    def may_capture(self, step: int) -> bool:
-        """Whether the older slot may be overwritten by the state after `step`.
-
-        A process that leaves the world after `step` may then capture it without the others: whatever
-        they do, the snapshot before is still whole.
-        """
-        is_far = self.captured_step is None or step - self.captured_step >= self._gap_steps
-        return is_far and self.is_copied
+        return Decision.CAPTURE if self.is_copied else Decision.SKIP
 
     def captured(self, step: int) -> None:
         """The state after `step` was captured."""

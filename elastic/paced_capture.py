@@ -23,6 +23,11 @@ LOOK_EVERY_S = 0.005
 class OverlappingCapturer(Protocol):
     """A capturer with `overlaps` set: its transfers run while the loop goes on; one capture at a time."""
 
+    @property
+    def in_flight(self) -> bool:
+        """Whether a capture that was started is not complete yet; `finish` would wait."""
+        ...
+
     def start(self, state: Any, *, step: int, generation: int, position: int) -> object:
         """Start to capture; when this returns, the state may be donated."""
         ...
@@ -70,12 +75,12 @@ class PacedCapture:
         self._overlaps = bool(capturers) and all(
             getattr(capturer, "overlaps", False) for capturer in capturers
         )
-        self._in_flight = False
+        self._in_flight_step: int | None = None
+        self._finished_step = -1
         self._pace = Pace(
             cadence,
             captured_step=restored_step,
-            needs_copies=link.replicated_step(generation) is not None,
-            overlaps=self._overlaps,
+            needs_copies=self._overlaps or link.replicated_step(generation) is not None,
         )
         self._agreement: Agreement | None = None
         if self._pace.needs_agreement:
@@ -84,10 +89,12 @@ class PacedCapture:
 
     def capture(self, state: Any, step: int, position: int) -> int:
         """Capture now and to the end; returns the bytes."""
-        return sum(
+        captured_bytes = sum(
             capturer.capture(state, step=step, generation=self._generation, position=position).captured_bytes
             for capturer in self._capturers
         )
+        self._finished_step = step
+        return captured_bytes
 
     def after_step(
         self,
@@ -108,15 +115,15 @@ class PacedCapture:
         """
         began_s = self._clock()
         self._measured = self._measured.after_step(self._cadence, work_s, compile_s=compile_s)
-        captured_bytes = self.finish()
-        self.settle()
         is_last = num_steps is not None and step + 1 >= num_steps
+        captured_bytes = 0 if self._is_in_flight() and not is_last else self.finish()
+        self.settle()
         if is_last and not self._pace.is_copied:
             self._wait_for_copies()
-        is_first = self._pace.captured_step is None
         decision = self._pace.decide(step, num_steps)
-        leaves_with = is_leaving and self._pace.captured_step != step and self._pace.may_capture(step)
+        leaves_with = is_leaving and self._pace.is_copied
         if decision is Decision.CAPTURE or leaves_with:
+            is_first = self._pace.captured_step is None  # a committed step is never without a snapshot
             if self._overlaps and not (is_first or is_last or is_leaving):
                 self._start(state, step, position)
             else:
@@ -140,14 +147,12 @@ class PacedCapture:
 
     def finish(self) -> int:
         """Wait until a capture that was started is complete; returns its bytes (0: none was)."""
-        if not self._in_flight:
+        if self._in_flight_step is None:
             return 0
-        self._in_flight = False
-        captured_bytes = 0
-        for capturer in self._overlapping():
-            stats = capturer.finish()
-            captured_bytes += 0 if stats is None else stats.captured_bytes
-        return captured_bytes
+        step, self._in_flight_step = self._in_flight_step, None
+        stats = [capturer.finish() for capturer in self._overlapping()]
+        self._finished_step = step
+        return sum(one.captured_bytes for one in stats if one is not None)
 
     def settle(self) -> None:
         """Take in what was agreed on, if anything. Raises JaxRuntimeError when a peer was lost."""
@@ -158,7 +163,12 @@ class PacedCapture:
     def _start(self, state: Any, step: int, position: int) -> None:
         for capturer in self._overlapping():
             capturer.start(state, step=step, generation=self._generation, position=position)
-        self._in_flight = True
+        self._in_flight_step = step
+
+    def _is_in_flight(self) -> bool:
+        return self._in_flight_step is not None and any(
+            capturer.in_flight for capturer in self._overlapping()
+        )
 
     def _overlapping(self) -> tuple[OverlappingCapturer, ...]:
         return cast(tuple[OverlappingCapturer, ...], self._capturers)
@@ -166,14 +176,18 @@ class PacedCapture:
     def _propose(self) -> None:
         assert self._agreement is not None
         wanted = next_interval(self._cadence, self._measured, self._pace.interval_steps)
-        copied_step = self._link.replicated_step(self._generation)
-        self._agreement.propose((wanted, 0 if copied_step is None else -copied_step))
+        self._agreement.propose((wanted, -self._copied_step()))
+
+    def _copied_step(self) -> int:
+        """The newest step that is complete in this process's memory, and copied to where it belongs."""
+        replicated_step = self._link.replicated_step(self._generation)
+        return self._finished_step if replicated_step is None else min(self._finished_step, replicated_step)
 
     def _wait_for_copies(self) -> None:
         """Before the last capture, within a bound: for all hosts' copies of the snapshot before it."""
         newest = self._pace.captured_step
         until_s = self._clock() + COPIES_BOUND_S
-        while newest is not None and (self._link.replicated_step(self._generation) or 0) < newest:
+        while newest is not None and self._copied_step() < newest:
             if self._link.is_fenced(self._generation):
                 raise WorldLost(f"world {self._generation} was given up")
             if self._clock() >= until_s:

@@ -56,7 +56,7 @@ def test_due_capture_is_skipped_until_the_newest_is_copied_everywhere(cadence: C
     pace = Pace(cadence, captured_step=2, needs_copies=True)
     assert pace.needs_agreement
     assert [pace.decide(step, None) for step in (5, 6)] == [Decision.SKIP, Decision.SKIP]
-    assert not pace.may_capture(6)
+    assert not pace.is_copied
     assert pace.must_propose(5)
     pace.agree(1, 1)
     assert pace.decide(6, None) is Decision.SKIP
@@ -71,21 +71,3 @@ def test_copies_are_asked_for_a_step_before_they_are_needed() -> None:
     assert [step for step in range(5, 9) if pace.must_propose(step)] == [8]
     pace.agree(5, 4)
     assert captured_steps(pace, range(9, 14)) == [9]
-
-
-def test_capture_that_overlaps_the_next_step_leaves_that_one_out() -> None:
-    pace = Pace(EVERY_STEP, overlaps=True)
-    decisions = []
-    for step in range(6):
-        decisions.append(pace.decide(step, 6))
-        if decisions[-1] is Decision.CAPTURE:
-            pace.captured(step)
-    capture, skip = Decision.CAPTURE, Decision.SKIP
-    assert decisions == [
-        capture,
-        skip,
-        capture,
-        skip,
-        skip,
-        capture,
-    ]  # none before the last: it must not wait

@@ -37,6 +37,8 @@ class FakeCapturer:
         self.calls: list[str] = []
         self._clock = clock
         self._open: int | None = None
+        self.in_flight = False
+        """Set by a test: whether what was started takes longer."""
 
     def capture(self, state: Any, *, step: int, generation: int, position: int) -> Any:
         assert self._open is None
@@ -156,18 +158,51 @@ def test_world_is_left_with_a_snapshot_of_its_last_step() -> None:
     assert capturer.calls == ["capture 0", "capture 3"]
 
 
-def test_overlapping_capture_is_finished_at_the_next_commit_and_none_is_started_then() -> None:
+def test_overlapping_capture_is_complete_on_every_host_before_the_next_begins() -> None:
     clock = Clock()
     capturer = FakeCapturer(clock, overlaps=True)
     made = paced(EVERY_STEP, capturer, clock)
-    results = [take(made, step) for step in range(6)]
+    results = [take(made, step) for step in range(7)]
     # The first is complete at once: without it a loss would lose a committed step.
-    assert capturer.calls == ["capture 0", "start 2", "finish 2", "start 4", "finish 4"]
-    assert [result.captured_bytes for result in results] == [8, 0, 0, 8, 0, 8]
-    assert [result.skipped for result in results] == [False, True, False, True, False, True]
-    take(made, 6)
+    assert capturer.calls == [
+        "capture 0",
+        "start 1",
+        "finish 1",
+        "start 3",
+        "finish 3",
+        "start 5",
+        "finish 5",
+    ]
+    assert [result.captured_bytes for result in results] == [8, 0, 8, 0, 8, 0, 8]
+    assert [result.skipped for result in results] == [False, False, True, False, True, False, True]
+
+
+def test_overlapping_capture_that_takes_long_is_not_waited_for() -> None:
+    clock = Clock()
+    capturer = FakeCapturer(clock, overlaps=True)
+    made = paced(EVERY_STEP, capturer, clock)
+    take(made, 0)
+    take(made, 1)
+    capturer.in_flight = True
+    assert [take(made, step).skipped for step in (2, 3, 4)] == [True] * 3
+    assert capturer.calls == ["capture 0", "start 1"]
+    capturer.in_flight = False
+    assert take(made, 5).captured_bytes == 8
+    assert not take(made, 6).skipped
+    assert capturer.calls == ["capture 0", "start 1", "finish 1", "start 6"]
     assert made.finish() == 8
     assert made.finish() == 0
+
+
+def test_last_step_is_captured_even_while_another_is_in_flight() -> None:
+    clock = Clock()
+    capturer = FakeCapturer(clock, overlaps=True)
+    made = paced(EverySteps(steps=2), capturer, clock)
+    take(made, 0, 3)
+    take(made, 1, 3)
+    capturer.in_flight = True
+    assert take(made, 2, 3).captured_bytes == 16
+    assert capturer.calls == ["capture 0", "start 1", "finish 1", "capture 2"]
 
 
 # ---- agreement ----
