@@ -93,5 +93,7 @@ class Pace:
         if not self.needs_agreement or self.captured_step is None:
             return False
         since_steps = step - self.captured_step
-        is_review = not self._is_fixed and since_steps % REVIEW_STEPS == 0
-        return is_review or (self._needs_copies and not self.is_copied and self.is_due(step + 1))
+        if not self._is_fixed and since_steps % REVIEW_STEPS == 0:
+            return True
+        is_power_of_two = since_steps > 0 and since_steps & (since_steps - 1) == 0
+        return not self.is_copied and (is_power_of_two or self.is_due(step + 1))

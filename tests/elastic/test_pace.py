@@ -66,8 +66,9 @@ def test_due_capture_is_skipped_until_the_newest_is_copied_everywhere(cadence: C
     assert not pace.is_copied
 
 
-def test_copies_are_asked_for_a_step_before_they_are_needed() -> None:
-    pace = Pace(EverySteps(steps=5), captured_step=4, needs_copies=True)
-    assert [step for step in range(5, 9) if pace.must_propose(step)] == [8]
-    pace.agree(5, 4)
-    assert captured_steps(pace, range(9, 14)) == [9]
+def test_copies_are_asked_for_again_and_again_and_a_step_before_they_are_needed() -> None:
+    pace = Pace(EverySteps(steps=20), captured_step=19, needs_copies=True)
+    assert [step for step in range(20, 39) if pace.must_propose(step)] == [20, 21, 23, 27, 35, 38]
+    pace.agree(20, 19)
+    assert not any(pace.must_propose(step) for step in range(20, 39))
+    assert captured_steps(pace, range(20, 41)) == [39]
