@@ -61,6 +61,10 @@ class LinkContract:
             assert arena.slot_for_write(10_000, 0).capacity_bytes >= 10_000
             arena.journal().append(JournalRecord(step=0, generation=1, position=2, sample_ids=[0, 1]))
 
+    def test_no_copy_is_known_of_a_snapshot_that_was_not_taken(self, job: LinkedJob) -> None:
+        world = self.enter_world(job)
+        assert job.link.replicated_step(world.generation) in (None, -1)
+
     def test_loss_fences_the_world_and_the_next_is_without_the_lost_slice(self, job: LinkedJob) -> None:
         first = self.enter_world(job)
         self.rebuild(job, first)
