@@ -125,7 +125,7 @@ def simulate(cadence: Cadence, seed: int, num_steps: int = 1500, num_processes: 
         if rng.random() < 0.003:
             step_s, copy_s = 10 ** rng.uniform(-2, 0.5), 10 ** rng.uniform(-3, -0.5)
         work_s = step_s * rng.uniform(0.7, 1.3) * (20 if rng.random() < 0.01 else 1)
-        stalls_s = [copy_s * rng.uniform(0.6, 1.4) * (5 if rng.random() < 0.02 else 1) for _ in paces]
+        stalls_s = [copy_s * rng.uniform(0.6, 1.4) * (20 if rng.random() < 0.1 else 1) for _ in paces]
         known = [one.after_step(cadence, work_s) for one in known]
         if proposed is not None:
             for pace in paces:
