@@ -160,6 +160,10 @@ class AgentLink:
                 answer.needed_bytes, answer.available_bytes, str(self._spec.shm_root)
             )
 
+    def replicated_step(self, generation: int) -> int | None:
+        """None: the agents make no copies that a capture would have to wait for."""
+        return None
+
     def rebuilt(
         self, generation: int, restored_step: int | None, form_s: float, restore_s: float, shm_bytes: int
     ) -> None:

@@ -138,6 +138,8 @@ class ArenaTasks:
             compile_s=message.compile_s,
             cache_hits=message.cache_hits,
             cache_misses=message.cache_misses,
+            skipped=message.skipped,
+            interval_steps=message.interval_steps,
         )
 
     def _journal_entry(self, message: WorkerCommitted, *, reopen: bool = False) -> JournalRecord | None:

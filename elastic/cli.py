@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -16,6 +16,7 @@ from elastic.cli_snapshot import snapshot
 from reshard.errors import ElasticError, UsageError
 
 if TYPE_CHECKING:
+    from elastic.cadence import Cadence
     from snapshot.dataplane_auth import TlsFiles
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -45,6 +46,23 @@ class NeverOrSteps(click.ParamType[int | None]):
         if not str(value).isdecimal():
             self.fail(f"{value!r} is neither a number of steps nor 'never'", param, ctx)
         return int(value)
+
+
+class CadenceParam(click.ParamType["Cadence"]):
+    """How often to take snapshots: see `elastic.cadence.parse_cadence`."""
+
+    name = "steps|seconds|budget"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Cadence:
+        """Return the cadence."""
+        from elastic.cadence import parse_cadence
+
+        if not isinstance(value, str):
+            return cast("Cadence", value)
+        try:
+            return parse_cadence(value)
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
 
 
 def job_options(function: F) -> F:
@@ -79,6 +97,14 @@ def job_options(function: F) -> F:
             default=50,
             show_default=True,
             help="Captures between two audits of every copy on the devices; 0: only when copies disagree.",
+        ),
+        click.option(
+            "--snapshot-every",
+            type=CadenceParam(),
+            default="1",
+            show_default=True,
+            metavar="K|Ts|auto:P%",
+            help="Steps, seconds, or as often as P % of stall allow: 5, 2s, auto:3%.",
         ),
         click.option(
             "--rehearsals",
@@ -222,6 +248,7 @@ def _run(
     out: Path,
     target_steps: int | None,
     replicas: int | None,
+    snapshot_every: Cadence,
     adapter: str,
     seed: int,
     min_slices: int,
@@ -266,6 +293,7 @@ def _run(
             shm_root=shm_dir,
             persist=persist,
             tls=tls,
+            cadence=snapshot_every,
         )
     )
 

@@ -47,6 +47,11 @@ class CompileWatch:
             cls._shared = cls()
         return cls._shared
 
+    @property
+    def compile_s(self) -> float:
+        """The seconds spent in this stretch so far."""
+        return self._compile_s
+
     def reset(self) -> None:
         """Begin a new stretch."""
         self._compile_s, self._hits, self._requests = 0.0, 0, 0

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from elastic.cadence import EVERY_STEP, Cadence
 from elastic.events import host_of
 from elastic.state import Config
 from reshard.errors import UsageError
@@ -75,8 +76,9 @@ class JobSpec:
     bind_host: str = "127.0.0.1"
     tls: TlsFiles | None = None
     """Certificates for the data plane between agents, at the same paths on every host; None: no TLS."""
-    capture_every: int = 1
     persist: PersistSpec | None = None
+    cadence: Cadence = EVERY_STEP
+    """How often the state is captured."""
     heartbeat_s: float = 0.25
     agent_dead_s: float = 1.5
     worker_stopped_s: float = 0.3
@@ -92,8 +94,6 @@ class JobSpec:
                 f"bounds in the wrong order: heartbeat_s {self.heartbeat_s}"
                 f" < agent_dead_s {self.agent_dead_s} < lease_s {self.lease_s}"
             )
-        if self.capture_every < 1:
-            raise UsageError(f"capture_every must be at least 1, not {self.capture_every}")
 
     @property
     def persist_root(self) -> Path | None:

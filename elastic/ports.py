@@ -28,6 +28,13 @@ class JobOver(ElasticError):
     remedy = "See the run's report for the reason."
 
 
+class WorldLost(ElasticError):
+    """The world was given up while the loop was in it; `with world` ends quietly."""
+
+    kind = "world-lost"
+    remedy = "Let it leave the `with world` block: the next world goes on from the snapshot."
+
+
 class Link(Protocol):
     """How a session hears what to do and tells what it did."""
 
@@ -63,6 +70,15 @@ class Link(Protocol):
 
     def reserve(self, host: HostId, slot_bytes: int, journal_record_bytes: int, journal_records: int) -> None:
         """Make room in a host's arena. Raises InsufficientMemoryError."""
+        ...
+
+    def replicated_step(self, generation: int) -> int | None:
+        """The newest step captured in `generation` whose copies the agents have put where they belong.
+
+        -1 while there is none. None where nothing has to be waited for: then in every process of the
+        world, from its beginning to its end. A capture overwrites the older slot only when all hosts have
+        their copies of the newest. Must not block: it is asked between steps.
+        """
         ...
 
     def rebuilt(

@@ -66,7 +66,11 @@ class WorldRebuilt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCommitted:
-    """The outputs of a step are ready and captured."""
+    """The outputs of a step are ready, and captured if it was their turn (`captured_bytes` 0: they were not).
+
+    `skipped`: a capture was due and left out, as it could not keep up. `interval_steps` lie between two
+    captures at present.
+    """
 
     generation: int
     step: int
@@ -77,6 +81,8 @@ class WorkerCommitted:
     compile_s: float
     cache_hits: int
     cache_misses: int
+    skipped: bool = False
+    interval_steps: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

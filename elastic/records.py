@@ -139,6 +139,7 @@ class StepCommitted:
 
     `position` is the sample's place in the endless stream of epochs at which the step's batch starts.
     `compile_s` is what the worker spent in tracing, lowering and compiling since its previous commit.
+    `captured_bytes` is 0 where nothing was captured; `skipped`: a capture was due and could not keep up.
     """
 
     unix_s: float
@@ -154,6 +155,9 @@ class StepCommitted:
     compile_s: float = 0.0
     cache_hits: int = 0
     cache_misses: int = 0
+    skipped: bool = False
+    interval_steps: int = 1
+    """Steps from one capture to the next at that time, as its world had agreed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -220,6 +220,8 @@ def _snapshots(records: Sequence[Record], lineage: Lineage, replicas: int) -> Sn
         audits=copies.audits,
         disagreements=copies.disagreements,
         corruptions=copies.corruptions,
+        skipped=sum(commit.skipped for commit in commits),
+        interval_steps=max(commits, key=lambda commit: commit.unix_s).interval_steps if commits else 1,
     )
 
 

@@ -139,7 +139,7 @@ class Corruption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshots:
-    """Host snapshots (one slice's copy of one step): taken, verified before a restore, refused.
+    """Host snapshots (one slice's copy of one step): taken, verified before a restore, refused, skipped.
 
     `bytes_per_host` is the largest taken; the stalls are how long `commit` held the loop of a worker.
     `persisted` and `persist_failed` count whole snapshots in the persistent tier; `persisted_step` is the
@@ -162,6 +162,10 @@ class Snapshots:
     audits: int = 0
     disagreements: int = 0
     corruptions: tuple[Corruption, ...] = ()
+    skipped: int = 0
+    """Due, but left out because the one before was not yet where it belongs."""
+    interval_steps: int = 1
+    """Steps from one to the next, as they were at the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -150,6 +150,10 @@ def _snapshots_line(report: Report) -> RenderableType:
     snapshots = report.snapshots
     counts = f"{snapshots.captured:,} taken, {snapshots.verified:,} verified, {snapshots.rejected:,} refused"
     stall = f"p50 {format_seconds(snapshots.stall_s_p50)}, p99 {format_seconds(snapshots.stall_s_p99)}"
+    if snapshots.skipped:
+        counts += f", {snapshots.skipped:,} skipped"
+    if snapshots.interval_steps > 1:
+        counts += f"; every {snapshots.interval_steps:,} steps at the end"
     size = format_bytes(snapshots.bytes_per_host)
     text = Text(f"Snapshots: {counts}; {size} a host, {snapshots.replicas} replicas; stall {stall}")
     if snapshots.persisted or snapshots.persist_failed:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from elastic.adapters import find_adapter, find_injector
+from elastic.cadence import EVERY_STEP, Cadence
 from elastic.display import LiveDisplay
 from elastic.job import HISTORY_FILE, JobSpec, PersistSpec, hold_directory, new_job_id
 from elastic.launcher import Launcher, Listener
@@ -44,6 +45,7 @@ class Wanted:
     shm_root: Path = Path("/dev/shm")
     persist: PersistSpec | None = None
     tls: TlsFiles | None = None
+    cadence: Cadence = EVERY_STEP
 
 
 def run_job(wanted: Wanted) -> int:
@@ -123,6 +125,7 @@ def prepare(wanted: Wanted) -> tuple[JobSpec, Sequence[Any]]:
         shm_root=wanted.shm_root,
         persist=wanted.persist,
         tls=wanted.tls,
+        cadence=wanted.cadence,
     )
     environment = adapter.worker_environment(spec)
     fields = {name: getattr(spec, name) for name in spec.__dataclass_fields__}

@@ -39,7 +39,7 @@ class Session:
                     self._link,
                     self._runtime,
                     self._memory,
-                    capture_every=self._spec.capture_every,
+                    cadence=self._spec.cadence,
                     seed=self._spec.seed,
                 )
             except ElasticError as error:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
-from elastic.audit_schedule import AuditSchedule
+from elastic.cadence import Cadence, longest_interval
+from elastic.copy_reports import CopyReports
 from elastic.events import WorldSpec
+from elastic.paced_capture import Paced, PacedCapture
 from elastic.ports import Link, Runtime
-from reshard.copies import pack_checksums
-from reshard.errors import MissingShardError
+from reshard.errors import MissingShardError, UsageError
 from reshard.redundancy import captures
 from snapshot.arena import MIN_SLOTS
 from snapshot.audit import Auditor
@@ -28,6 +28,10 @@ from snapshot.tree import layout_of
 MAX_JOURNALLED_SAMPLES = 4096
 MIN_JOURNAL_RECORDS = 64
 """So many steps an agent may fall behind its worker and still find what they used."""
+SMALL_JOURNAL_RECORDS = 128
+"""A journal of no more is made before the size of a batch is known."""
+MAX_JOURNAL_BYTES = 32 << 20
+"""What steps that run again used before is checked as far back as this reaches."""
 
 
 class StateMemory:
@@ -69,18 +73,17 @@ class StateKeeper:
         memory: StateMemory,
         mesh: Mesh,
         elastic_axis: str,
-        capture_every: int,
+        cadence: Cadence,
     ) -> None:
         self._spec = spec
         self._link = link
         self._memory = memory
         self._mesh = mesh
         self._elastic_axis = elastic_axis
-        self._capture_every = capture_every
+        self._cadence = cadence
         self._capturers: list[Capturer] = []
-        self._auditor: Auditor | None = None
-        newest_step = -1 if spec.restore_step is None else spec.restore_step
-        self._audits = AuditSchedule(spec.audit_every * capture_every, newest_step)
+        self._captures: PacedCapture | None = None
+        self._num_records = 2 * MIN_SLOTS * longest_interval(cadence) + MIN_JOURNAL_RECORDS
 
     def make(
         self, init: Callable[..., Any], shardings: Any, arguments: tuple[Any, ...], runtime: Runtime
@@ -102,43 +105,54 @@ class StateKeeper:
         self._prepare(state, runtime)
         for arena in self._link.arenas().values():
             arena.discard_newer_than(step)
-        self.capture(state, step, self._spec.restore_position)
+        self._paced().capture(state, step, self._spec.restore_position)
         return state, sum(map(_local_bytes, jax.tree.leaves(state)))
 
-    def capture(self, state: Any, step: int, position: int) -> tuple[float, int]:
-        """Copy this process's share into the snapshots; returns how long the loop was held (seconds) and
-        the bytes. The checksums are told, to be compared with those of other slices.
+    def after_step(
+        self,
+        state: Any,
+        step: int,
+        position: int,
+        *,
+        num_steps: int | None,
+        work_s: float,
+        compile_s: float,
+    ) -> Paced:
+        """Copy this process's share of the state after `step` into the snapshots, if it is its turn.
+
+        See `PacedCapture.after_step`. A world that is left after the step is left with a snapshot of it.
         """
-        stall_s, captured_bytes = 0.0, 0
-        generation = self._spec.generation
-        for capturer in self._capturers:
-            stats = capturer.capture(state, step=step, generation=generation, position=position)
-            stall_s += stats.copy_s
-            captured_bytes += stats.captured_bytes
-            checksums = pack_checksums(stats.checksums)
-            self._link.captured(capturer.static.host, generation, step, checksums, is_audit=False)
-        if self._audits.take_due(step, self._link.audit_step(generation)):
-            stall_s += self._audit(state, step)
-        return stall_s, captured_bytes
+        stop_step = self._link.stop_step(self._spec.generation)
+        return self._paced().after_step(
+            state,
+            step,
+            position,
+            num_steps=num_steps,
+            is_leaving=stop_step is not None and step >= stop_step,
+            work_s=work_s,
+            compile_s=compile_s,
+        )
 
-    def _audit(self, state: Any, step: int) -> float:
-        """Tell the checksums of all that the devices hold; returns how long the loop was held (seconds)."""
-        if self._auditor is None:
-            return 0.0
-        began_s = time.perf_counter()
-        for host, checksums in self._auditor.checksums(state).items():
-            self._link.captured(host, self._spec.generation, step, checksums, is_audit=True)
-        return time.perf_counter() - began_s
+    def settle(self) -> None:
+        """See `PacedCapture.settle`."""
+        self._paced().settle()
 
-    def is_due(self, step: int, *, is_last: bool) -> bool:
-        """Whether the state after `step` is to be captured: each k-th, and the first and last of the run."""
-        return step == 0 or is_last or (step + 1) % self._capture_every == 0
+    def finish(self) -> None:
+        """See `PacedCapture.finish`."""
+        self._paced().finish()
 
     def reserve_journal(self, num_samples: int) -> None:
-        """Make room for steps of so many samples, where that is more than usual."""
-        if num_samples > MAX_JOURNALLED_SAMPLES:
+        """Make room for steps of so many samples, where that was not done yet."""
+        if num_samples > MAX_JOURNALLED_SAMPLES or self._num_records > SMALL_JOURNAL_RECORDS:
+            size = record_bytes(num_samples)
+            most = max(MAX_JOURNAL_BYTES // size, MIN_JOURNAL_RECORDS)
             for capturer in self._capturers:
-                self._reserve(capturer, num_samples)
+                self._reserve(capturer, size, min(self._num_records, most))
+
+    def _paced(self) -> PacedCapture:
+        if self._captures is None:
+            raise UsageError("nothing can be captured before the state was made")
+        return self._captures
 
     def _source(self, step: int) -> ShardSource:
         paths = [path for arena in self._link.arenas().values() for path in arena.slot_files()]
@@ -160,22 +174,32 @@ class StateKeeper:
             self._link.laid_out(self._spec.generation, layout)
         if self._spec.persists and not self._spec.rehearsal:
             self._link.described(describe_tree(state))
-        self._auditor = Auditor(
-            layout, [device.id for device in self._mesh.devices.flat], self._link.arenas()
-        )
+        devices = [device.id for device in self._mesh.devices.flat]
+        auditor = Auditor(layout, devices, self._link.arenas())
         chosen = captures(layout, self._spec.replicas)
         for host, arena in self._link.arenas().items():
             if host not in chosen:
                 continue
             capturer = Capturer(arena, layout, host, chosen[host])
-            self._reserve(capturer, MAX_JOURNALLED_SAMPLES)
+            is_small = self._num_records <= SMALL_JOURNAL_RECORDS
+            self._reserve(
+                capturer, record_bytes(MAX_JOURNALLED_SAMPLES), self._num_records if is_small else 0
+            )
             capturer.warm_up(state)
             self._capturers.append(capturer)
+        self._captures = PacedCapture(
+            self._cadence,
+            self._capturers,
+            tuple(self._mesh.devices.flat),
+            self._link,
+            self._spec.generation,
+            CopyReports(self._link, self._spec.generation, auditor, self._spec.audit_every),
+            restored_step=self._spec.restore_step,
+        )
 
-    def _reserve(self, capturer: Capturer, num_samples: int) -> None:
-        num_records = 2 * MIN_SLOTS * self._capture_every + MIN_JOURNAL_RECORDS
-        size = record_bytes(num_samples)
-        self._link.reserve(capturer.static.host, capturer.slot_bytes, size, num_records)
+    def _reserve(self, capturer: Capturer, journal_record_bytes: int, num_records: int) -> None:
+        host = capturer.static.host
+        self._link.reserve(host, capturer.slot_bytes, journal_record_bytes, num_records)
 
 
 def _abstract(leaf: Any) -> Any:

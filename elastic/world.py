@@ -14,10 +14,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from elastic.cadence import Cadence
 from elastic.compile_watch import CompileWatch
 from elastic.data import BatchMaker, Dataset, StepJournal
 from elastic.events import WorldSpec
-from elastic.ports import JobOver, Link, Runtime
+from elastic.ports import JobOver, Link, Runtime, WorldLost
 from elastic.protocol import WorkerCommitted
 from elastic.state_keeper import StateKeeper, StateMemory
 from reshard.batches import sample_ids
@@ -25,13 +26,6 @@ from reshard.errors import ElasticError, UsageError
 
 CONFIRM_S = 60.0
 """How long an error waits for the word whether it was a loss; the coordinator decides much sooner."""
-
-
-class WorldLost(ElasticError):
-    """The world was given up while the loop was in it; `with world` ends quietly."""
-
-    kind = "world-lost"
-    remedy = "Let it leave the `with world` block: the next world goes on from the snapshot."
 
 
 class _Rehearsed(BaseException):
@@ -50,14 +44,14 @@ class World:
         runtime: Runtime,
         memory: StateMemory,
         *,
-        capture_every: int,
+        cadence: Cadence,
         seed: int,
     ) -> None:
         self._spec = spec
         self._link = link
         self._runtime = runtime
         self._memory = memory
-        self._capture_every = capture_every
+        self._cadence = cadence
         self._seed = seed
         self._compiles = CompileWatch.shared()
         self._mesh: Mesh | None = None
@@ -69,6 +63,7 @@ class World:
         self._position = spec.restore_position
         self._num_steps: int | None = None
         self._step_began_s = 0.0
+        self._committed_s: float | None = None
         began_s = time.perf_counter()
         self._devices = tuple(runtime.form(spec))
         self._form_s = time.perf_counter() - began_s
@@ -127,7 +122,7 @@ class World:
         self._check()
         began_s = time.perf_counter()
         keeper = StateKeeper(
-            self._spec, self._link, self._memory, self._mesh, self._elastic_axis, self._capture_every
+            self._spec, self._link, self._memory, self._mesh, self._elastic_axis, self._cadence
         )
         state, read_bytes = keeper.make(init, shardings, arguments, self._runtime)
         self._keeper = keeper
@@ -189,14 +184,22 @@ class World:
         if self._journal is None or self._keeper is None or step != self._journal.step:
             raise UsageError(f"commit of step {step}, but the batch in hand is of step {self._step + 1}")
         jax.block_until_ready((state, metrics))
+        ready_s = time.perf_counter()
         self._check()
         if self._spec.rehearsal:
+            self._keeper.settle()
             self._link.left(self.generation)
             raise _Rehearsed
         self._position = self._journal.position
-        stall_s, captured_bytes = 0.0, 0
-        if self._keeper.is_due(step, is_last=self._num_steps is not None and step + 1 >= self._num_steps):
-            stall_s, captured_bytes = self._keeper.capture(state, step, self._position)
+        began_s = self._step_began_s if self._committed_s is None else self._committed_s
+        paced = self._keeper.after_step(
+            state,
+            step,
+            self._position,
+            num_steps=self._num_steps,
+            work_s=ready_s - began_s,
+            compile_s=self._compiles.compile_s,
+        )
         self._step = step
         compiled = self._compiles.take()
         self._link.committed(
@@ -205,13 +208,16 @@ class World:
                 step=step,
                 loss=_loss(metrics),
                 step_s=time.perf_counter() - self._step_began_s,
-                stall_s=stall_s,
-                captured_bytes=captured_bytes,
+                stall_s=paced.stall_s,
+                captured_bytes=paced.captured_bytes,
+                skipped=paced.skipped,
+                interval_steps=paced.interval_steps,
                 compile_s=compiled.compile_s,
                 cache_hits=compiled.cache_hits,
                 cache_misses=compiled.cache_misses,
             )
         )
+        self._committed_s = time.perf_counter()
 
     def _must_stop(self) -> bool:
         stop_step = self._link.stop_step(self.generation)
@@ -232,6 +238,13 @@ class World:
     ) -> bool:
         if isinstance(error, _Rehearsed):
             return True
+        if error is None and self._keeper is not None:
+            try:
+                self._keeper.finish()
+            except jax.errors.JaxRuntimeError as failed:
+                if not self._is_loss(failed):
+                    raise
+                return True
         if not isinstance(error, Exception) or not self._is_loss(error):
             return False
         _clear_frames(error)

@@ -80,6 +80,10 @@ class LocalLink:
             slot_bytes, journal_record_bytes=journal_record_bytes, journal_records=journal_records
         )
 
+    def replicated_step(self, generation: int) -> int | None:
+        """None: the virtual slices make no copies that a capture would have to wait for."""
+        return None
+
     def rebuilt(
         self, generation: int, restored_step: int | None, form_s: float, restore_s: float, shm_bytes: int
     ) -> None:

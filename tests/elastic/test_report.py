@@ -18,7 +18,8 @@ SHAPE = {
     "badput_s": "detect fence plan restore rebuild replay wait snapshot_stall",
     "final": "loss state_digest",
     "snapshots": "captured verified rejected bytes_per_host stall_s_p50 stall_s_p99 replicas "
-    "persisted persist_failed persisted_step compared audits disagreements corruptions",
+    "persisted persist_failed persisted_step compared audits disagreements corruptions "
+    "skipped interval_steps",
 }
 RECOVERY = (
     "generation cause lost_slices joined_slices slices_after mode fault_unix_s detected_unix_s "

@@ -36,15 +36,31 @@ def test_survivors_take_the_smaller_program_from_the_compile_cache(tmp_path: Pat
     run = demo(tmp_path, "--rejoin-after-steps", "never", steps=30, faults=["kill:slice=0@step=12"])
     assert_nothing_lost(run, steps=30)
     generation = run.report.recoveries[0].generation
-    first = {
-        record.slice_index: record
-        for record in reversed(of_kind(run.records, StepCommitted))
-        if record.generation == generation
-    }
-    assert set(first) == {1, 2}
-    assert all(record.cache_misses == 0 and record.cache_hits >= 1 for record in first.values())
+    first = _first_commits(run, generation)
+    assert {record.slice_index for record in first} == {1, 2}
+    assert all(record.cache_misses == 0 and record.cache_hits >= 1 for record in first)
     restored = [record for record in of_kind(run.records, StateRestored) if record.generation == generation]
     assert {record.slice_index for record in restored} == {1, 2}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cadence", ["4", "auto:5%"])
+def test_slices_capture_the_same_steps_at_any_cadence_and_a_loss_costs_none(
+    tmp_path: Path, baseline: Run, cadence: str
+) -> None:
+    run = demo(tmp_path, *REJOIN, "--snapshot-every", cadence, faults=["kill:slice=1@step=15"])
+    assert_nothing_lost(run)
+    assert run.samples() == baseline.samples()
+    taken: dict[int, dict[int, list[int]]] = {}
+    for record in of_kind(run.records, StepCommitted):
+        if record.captured_bytes:
+            taken.setdefault(record.generation, {}).setdefault(record.slice_index, []).append(record.step)
+    for of_slices in taken.values():
+        longest = max(of_slices.values(), key=len)
+        for steps in of_slices.values():  # who was killed stops earlier; who is told late misses the last
+            assert steps[:-1] == longest[: len(steps) - 1]
+    loss = run.report.recoveries[0]
+    assert [world.cache_misses for world in _first_commits(run, loss.generation)] == [0, 0]
 
 
 @pytest.mark.slow
@@ -119,3 +135,13 @@ def _assert_same_losses(run: Run, baseline: Run, *, bit_for_bit_before: int | No
         if bit_for_bit_before is not None and step <= bit_for_bit_before:
             assert mine[step] == loss, f"step {step} differs before the fault"
         assert mine[step] == pytest.approx(loss, rel=TOLERANCE)
+
+
+def _first_commits(run: Run, generation: int) -> list[StepCommitted]:
+    """Each slice's first commit in a world."""
+    first = {
+        record.slice_index: record
+        for record in reversed(of_kind(run.records, StepCommitted))
+        if record.generation == generation
+    }
+    return list(first.values())

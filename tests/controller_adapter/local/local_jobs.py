@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from controller_adapter.local import adapter
 from controller_adapter.local.faults import inject
+from elastic.cadence import EVERY_STEP, Cadence
 from elastic.job import HISTORY_FILE, JobSpec, new_job_id
 from elastic.records import Record, StepCommitted, WorldFormed, of_kind, read_history
 from elastic.report import Report, build_report
@@ -81,7 +82,7 @@ class Outcome:
         return of_kind(self.records, WorldFormed)
 
 
-def make_spec(directory: Path, root: Path, *, capture_every: int = 1, **config: Any) -> JobSpec:
+def make_spec(directory: Path, root: Path, *, cadence: Cadence = EVERY_STEP, **config: Any) -> JobSpec:
     timing = Timing(wait_s=config.pop("wait_s", 5.0), gather_s=0.1)
     settings = {"num_slices": 3, "devices_per_host": 2, "replicas": 3, "rejoin_after_steps": None} | config
     return JobSpec(
@@ -94,7 +95,7 @@ def make_spec(directory: Path, root: Path, *, capture_every: int = 1, **config: 
         service_command=(),
         config=Config(**settings, timing=timing),
         shm_root=root,
-        capture_every=capture_every,
+        cadence=cadence,
         worker_stopped_s=0.15,
     )
 

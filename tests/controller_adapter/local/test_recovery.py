@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from local_jobs import Outcome, faults_at, make_spec, open_session, outcome, run, train
 
+from elastic.cadence import Cadence, EverySeconds, EverySteps, StallBudget
 from elastic.ports import JobOver
-from elastic.records import LossDetected, RunEnded, of_kind
+from elastic.records import LossDetected, RunEnded, StepCommitted, of_kind
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +105,7 @@ def test_two_lost_slices_leave_the_third(
 def test_kill_during_replay_goes_back_once_more(
     tmp_path: Path, root: Path, undisturbed: dict[int, float]
 ) -> None:
-    spec = make_spec(tmp_path, root, capture_every=4)
+    spec = make_spec(tmp_path, root, cadence=EverySteps(steps=4))
     result = run(spec, faults={(1, 7): ("kill", 0), (2, 5): ("kill", 1)})
     assert_nothing_lost(result)
     assert_same_losses(result, undisturbed, 4)
@@ -200,3 +201,27 @@ def test_error_of_the_runtime_that_a_loss_explains_is_taken_for_it(tmp_path: Pat
     spec = make_spec(tmp_path, root)
     train(open_session(spec), 12, faults_at({(1, 3): ("kill", 1)}, raise_once))
     assert_nothing_lost(outcome(spec))
+
+
+@pytest.mark.parametrize(
+    "cadence", [EverySteps(steps=5), EverySeconds(seconds=60), StallBudget(fraction=0.5)]
+)
+def test_loss_costs_no_step_at_any_cadence(
+    tmp_path: Path, root: Path, undisturbed: dict[int, float], cadence: Cadence
+) -> None:
+    result = run(make_spec(tmp_path, root, cadence=cadence), faults={(1, 7): ("kill", 0)})
+    assert_nothing_lost(result)
+    assert_same_losses(result, undisturbed, 1)
+    captured = {record.step for record in of_kind(result.records, StepCommitted) if record.captured_bytes}
+    assert {0, 11} <= captured
+    if isinstance(cadence, EverySeconds):
+        assert captured == {0, 1, 11}  # 1: the first of the new world, which has measured nothing yet
+        assert result.report.snapshots.interval_steps > 1
+        assert result.report.steps.replayed == 6
+
+
+def test_told_slice_leaves_with_a_snapshot_that_was_not_due(tmp_path: Path, root: Path) -> None:
+    result = run(make_spec(tmp_path, root, cadence=EverySteps(steps=100)), faults={(1, 5): ("term", 2)})
+    assert_nothing_lost(result)
+    assert result.report.steps.replayed == 0
+    assert [step for _, step in result.attempts] == list(range(12))

@@ -77,6 +77,10 @@ class LinkContract:
         job.link.ended(world.generation, 0)
         assert not job.link.wait_fenced(world.generation, None)
 
+    def test_no_copy_is_known_of_a_snapshot_that_was_not_taken(self, job: LinkedJob) -> None:
+        world = self.enter_world(job)
+        assert job.link.replicated_step(world.generation) in (None, -1)
+
     def test_loss_fences_the_world_and_the_next_is_without_the_lost_slice(self, job: LinkedJob) -> None:
         first = self.enter_world(job)
         self.rebuild(job, first)
