@@ -16,13 +16,14 @@ from reshard.layout import Layout
 from reshard.redundancy import captures
 
 MAX_STEPS = 4
-"""Captures whose checksums are kept while some slices have not told theirs yet."""
+"""Captures whose checksums are kept while some slices have not told theirs yet; and newer ones for which a
+slice is waited for."""
 MAX_GENERATIONS = 16
 """For so many generations it is remembered whose copies were wrong: longer than any snapshot lives."""
 MAX_NAMED = 8
 """Arrays that one record names; how many there are it counts."""
 TELL_EVERY = 50
-"""Comparisons without a finding until the history is told of them."""
+"""Comparisons of captures until the history is told of them."""
 
 Named = frozenset[tuple[int, str, int]]
 """(generation, path, slice): arrays of which a majority has found a slice's copy wrong in a generation."""
@@ -35,6 +36,8 @@ class Table:
     step: int
     is_audit: bool
     checksums: tuple[tuple[int, bytes], ...]
+    num_newer: int = 0
+    """Newer ones that have been compared since."""
 
     @property
     def slices(self) -> tuple[int, ...]:
@@ -73,12 +76,14 @@ class CopyCheck:
     audited_paths: frozenset[str] = frozenset()
     """The arrays that audits of this generation have found: captures need not tell of them again."""
     num_untold: int = 0
-    """Comparisons without a finding that the history has not been told of yet."""
+    """Comparisons of captures that the history has not been told of yet."""
     num_told: int = 0
     named: Named = frozenset()
 
-    def entered(self, generation: int, layout: Layout) -> CopyCheck:
-        """For a new world; which copies majorities have found wrong before is kept."""
+    def entered(self, generation: int, layout: Layout | None) -> CopyCheck:
+        """For a new world, or for its layout; which copies majorities have found wrong before is kept."""
+        if generation == self.generation:
+            return replace(self, layout=self.layout or layout)
         kept = frozenset(named for named in self.named if named[0] > generation - MAX_GENERATIONS)
         return CopyCheck(generation=generation, layout=layout, named=kept)
 
@@ -87,25 +92,36 @@ class CopyCheck:
     ) -> tuple[CopyCheck, list[Comparison]]:
         """Take in what one slice told; return what could be compared with it.
 
-        A table that does not fit the layout is left out (its slice is then not compared).
+        What comes before the layout, on another slice's way, waits for it. A table that does not fit the
+        layout is left out (its slice is then not compared).
         """
-        layout = self.layout
-        if layout is None or event.step <= self.newest_done[event.is_audit]:
-            return self, []
-        check = self._with_table(event)
+        check = self.entered(event.generation, None)
+        if event.step <= check.newest_done[event.is_audit]:
+            return check, []
+        check = check._with_table(event)
+        if check.layout is None:
+            return replace(check, tables=check.tables[-MAX_STEPS:]), []
         done: list[Comparison] = []
         waiting: list[Table] = []
         num_spare = len(check.tables) - MAX_STEPS
         for place, table in enumerate(check.tables):
-            if set(world) <= set(table.slices) or (place < num_spare and len(table.checksums) > 1):
-                check, index = check._with_index(layout, replicas, is_audit=table.is_audit)
+            is_given_up = place < num_spare or table.num_newer >= MAX_STEPS
+            if set(world) <= set(table.slices) or (is_given_up and len(table.checksums) > 1):
+                check, index = check._with_index(check.layout, replicas, is_audit=table.is_audit)
                 done.append(_compare(table, index))
-            elif place >= num_spare:
+            elif not is_given_up:
                 waiting.append(table)
-        newest = list(check.newest_done)
+        return check._with_done(waiting, done), done
+
+    def _with_done(self, waiting: list[Table], done: list[Comparison]) -> CopyCheck:
+        newest = list(self.newest_done)
         for comparison in done:
             newest[comparison.is_audit] = max(newest[comparison.is_audit], comparison.step)
-        return replace(check, tables=tuple(waiting), newest_done=(newest[0], newest[1])), done
+            waiting = [
+                replace(table, num_newer=table.num_newer + (comparison.step > table.step))
+                for table in waiting
+            ]
+        return replace(self, tables=tuple(waiting), newest_done=(newest[0], newest[1]))
 
     def _with_table(self, event: Captured) -> CopyCheck:
         key = (event.step, event.is_audit)

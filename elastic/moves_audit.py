@@ -15,9 +15,7 @@ STEPS_TO_AUDIT = 2
 
 def note_layout(turn: Turn, event: LaidOut) -> None:
     """Take in what is where in the present world; told again (by another agent), it changes nothing."""
-    copies = turn.state.copies
-    if event.generation != copies.generation or copies.layout is None:
-        turn.change(copies=copies.entered(event.generation, event.layout))
+    turn.change(copies=turn.state.copies.entered(event.generation, event.layout))
 
 
 def note_checksums(turn: Turn, event: Captured) -> None:
@@ -33,7 +31,7 @@ def order_audit(turn: Turn) -> None:
     state = turn.state
     if not state.copies.wants_audit:
         return
-    audit_step = state.newest_committed + STEPS_TO_AUDIT
+    audit_step = max(state.newest_committed, *state.copies.newest_done) + STEPS_TO_AUDIT
     turn.change(copies=replace(state.copies, wants_audit=False, audit_step=audit_step))
     for index in state.world:
         turn.send(AuditAfter(slice_index=index, generation=state.generation, step=audit_step))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from elastic.copy_check import MAX_NAMED, MAX_STEPS, CopyCheck, disagreement_record, is_known, named_by
 from elastic.events import Captured
 from reshard.copies import CopyIndex, pack_checksums
@@ -98,8 +100,31 @@ def test_check_leaves_out_a_table_that_does_not_fit():
     assert [found.path for found in comparison.disagreements] == ["w03"]
 
 
-def test_check_without_a_layout_keeps_nothing():
-    assert take(CopyCheck(), told(0, 5)) == (CopyCheck(), [])
+def test_check_keeps_what_comes_before_the_layout_until_it_is_there():
+    check, done = take(CopyCheck(), told(1, 5), told(2, 5, flip=3), told(0, 5))
+    assert done == []
+    _, (first, second) = take(check.entered(1, LAYOUT), *(told(index, 6) for index in WORLD))
+    assert (first.step, [found.path for found in first.disagreements], second.step) == (5, ["w03"], 6)
+
+
+def test_check_without_a_layout_keeps_a_bounded_number_of_tables():
+    check, done = take(CopyCheck(), *(told(0, step) for step in range(40)))
+    assert (len(check.tables), done) == (MAX_STEPS, [])
+
+
+def test_check_never_compares_checksums_with_the_layout_of_an_older_world():
+    check, done = take(CHECK, *(replace(told(index, 5), generation=2) for index in WORLD))
+    assert (check.generation, check.layout, done) == (2, None, [])
+
+
+def test_check_compares_an_audit_that_a_slice_has_missed_after_a_few_more_captures():
+    check, done = take(CHECK, told(0, 5, is_audit=True), told(2, 5, is_audit=True, flip=1))
+    for step in range(6, 6 + MAX_STEPS + 1):
+        assert done == []
+        check, found = take(check, *(told(index, step) for index in WORLD))
+        done += [comparison for comparison in found if comparison.is_audit]
+    ((audit,), tables) = (done, check.tables)
+    assert (audit.slices, [found.path for found in audit.disagreements], tables) == ((0, 2), ["w01"], ())
 
 
 def test_check_of_a_new_world_starts_afresh_but_remembers_whom_it_named():

@@ -90,7 +90,7 @@ def test_flipped_bit_is_noticed_at_its_step_and_an_audit_names_its_slice(
     assert victim in first.suspects
     audits = [record for record in found if record.is_audit]
     assert [(record.step, record.suspects, record.is_majority) for record in audits] == [
-        (FLIP_AT + 1, (victim,), True)
+        (FLIP_AT + 2, (victim,), True)
     ]
     assert {box.path for record in found for box in record.boxes} <= {"['w']", "['m']"}
     corruption = result.report.snapshots.corruptions[0]
