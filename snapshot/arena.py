@@ -51,8 +51,8 @@ MIN_SLOTS = 2
 class Arena:
     """One host's snapshot memory; holds the host's shared lock until `close`.
 
-    Not for use by several threads at once, except `manifests`, `verified_holdings`, `find_shards` and
-    `journal_reader`, which only read.
+    Not for use by several threads at once, except `manifests`, `verified_holdings`, `find_shards`,
+    `slot_files` and `journal_reader`, which only read, and `stage_writer`.
     """
 
     def __init__(self, directory: Path, host: HostId, lock: FileLock) -> None:

@@ -104,7 +104,6 @@ class DataPlaneServer:
                 caller.break_off()
         for caller in open_now:
             caller.thread.join()
-        self._slots.close()
 
     # ---- callers ----
 
@@ -166,7 +165,14 @@ class DataPlaneServer:
     # ---- requests ----
 
     def _answer(self, connection: socket.socket, request: ReadRequest) -> None:
-        finder = Finder(request, *self._slots.slots())
+        slots, rejected = self._slots.open()
+        try:
+            self._send_wanted(connection, request, Finder(request, slots, rejected))
+        finally:
+            for slot in slots:
+                slot.close()
+
+    def _send_wanted(self, connection: socket.socket, request: ReadRequest, finder: Finder) -> None:
         outlet = Outlet(connection)
         for want in request.wants:
             current = self._current_generation()

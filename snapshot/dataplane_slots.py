@@ -1,6 +1,7 @@
-"""The complete slots of an arena, kept open and parsed, and reading their shards in blocks.
+"""The complete slots of an arena, kept parsed, and reading their shards in blocks.
 
-A slot stays open while it is the same file with the same commit word, so that many small requests are cheap.
+What was parsed is kept while the slot holds the same commit, so that many small requests are cheap. Files are
+open during a request only: one that a larger slot has replaced would keep its memory.
 """
 
 from __future__ import annotations
@@ -23,19 +24,28 @@ from snapshot.slot_reader import SlotReader
 BLOCK_BYTES = 1 << 20
 
 
-class OpenSlot:
-    """A complete slot, open and parsed; closed when its last user lets it go, as others may be reading it."""
+class SlotIndex:
+    """A parsed manifest: its arrays by path, and which shards are of each."""
 
-    def __init__(self, reader: SlotReader, manifest: Manifest, identity: tuple[int, int]) -> None:
-        self.reader = reader
+    def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
-        self.identity = identity
         self.arrays = {array.path: array for array in manifest.static.layout.arrays}
         self.indexes: defaultdict[str, list[int]] = defaultdict(list)
         for index, entry in enumerate(manifest.static.shards):
             self.indexes[entry.path].append(index)
 
-    def __del__(self) -> None:
+
+class OpenSlot:
+    """A complete slot that one request reads from. Close it: a replaced file that is open keeps its memory."""
+
+    def __init__(self, reader: SlotReader, index: SlotIndex) -> None:
+        self.reader = reader
+        self.manifest = index.manifest
+        self.arrays = index.arrays
+        self._indexes = index.indexes
+
+    def close(self) -> None:
+        """Close the file."""
         self.reader.close()
 
     def holders(self, path: str, box: Box) -> list[int]:
@@ -43,7 +53,7 @@ class OpenSlot:
         shards = self.manifest.static.shards
         found = [
             index
-            for index in self.indexes.get(path, ())
+            for index in self._indexes.get(path, ())
             if len(shards[index].box) == len(box) and contains(shards[index].box, box)
         ]
         return sorted(found, key=lambda index: volume(shards[index].box))
@@ -63,57 +73,46 @@ class OpenSlot:
 
 
 class SlotCache:
-    """The complete slots of an arena, opened and parsed once for each commit. For use by several threads."""
+    """The slots of an arena, parsed once for each commit. For use by several threads."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._lock = threading.Lock()
-        self._open: dict[Path, OpenSlot] = {}
+        self._parsed: dict[Path, tuple[SlotReader, SlotIndex]] = {}
 
-    def slots(self) -> tuple[list[OpenSlot], list[str]]:
-        """Return the complete slots, and why others are not readable."""
+    def open(self) -> tuple[list[OpenSlot], list[str]]:
+        """Open the complete slots; also return why others are not readable."""
         found: list[OpenSlot] = []
         rejected: list[str] = []
         with self._lock:
-            paths = self._arena.slot_files()
-            for gone in set(self._open) - set(paths):
-                del self._open[gone]
-            for path in paths:
+            for path in self._arena.slot_files():
                 try:
-                    slot = self._slot(path)
+                    slot = self._open_slot(path)
+                except FileNotFoundError:
+                    continue
                 except (OSError, CorruptCopyError) as error:
-                    self._open.pop(path, None)
-                    if not isinstance(error, FileNotFoundError):
-                        rejected.append(str(error))
+                    rejected.append(str(error))
                     continue
                 if slot is not None:
                     found.append(slot)
         return found, rejected
 
-    def close(self) -> None:
-        """Let go of all slots."""
-        with self._lock:
-            self._open.clear()
-
-    def _slot(self, path: Path) -> OpenSlot | None:
-        info = os.stat(path, follow_symlinks=False)
-        identity = (info.st_dev, info.st_ino)
-        slot = self._open.get(path)
-        if slot is not None and slot.identity == identity and slot.reader.is_unchanged():
-            return slot
-        self._open.pop(path, None)
+    def _open_slot(self, path: Path) -> OpenSlot | None:
         reader = SlotReader(path)
         try:
-            info = os.fstat(reader.fileno())
+            earlier, index = self._parsed.get(path, (None, None))
+            if earlier is not None and index is not None and reader.take_over(earlier) is not None:
+                return OpenSlot(reader, index)
             manifest = reader.read_manifest()
+            if manifest is None:
+                reader.close()
+                return None
+            index = SlotIndex(manifest)
         except BaseException:
             reader.close()
             raise
-        if manifest is None:
-            reader.close()
-            return None
-        slot = self._open[path] = OpenSlot(reader, manifest, (info.st_dev, info.st_ino))
-        return slot
+        self._parsed[path] = reader, index
+        return OpenSlot(reader, index)
 
 
 def read_range(fd: int, offset: int, nbytes: int) -> bytes:

@@ -47,6 +47,7 @@ class SlotReader:
         self._manifest: Manifest | None = None
         self._header: SlotHeader | None = None
         self._last_word = 0
+        self._prefix = b""
 
     def __enter__(self) -> SlotReader:
         return self
@@ -69,6 +70,16 @@ class SlotReader:
                 self._manifest = manifest
                 return manifest
         return None
+
+    def take_over(self, earlier: SlotReader) -> Manifest | None:
+        """Return the manifest that another reader has read, if this slot still holds it, without parsing it.
+
+        Commit word and header checksum, which cover it all, must be the same. `earlier` may be closed.
+        """
+        if not earlier._prefix or self._pread(fmt.FIELDS_OFFSET, 0) != earlier._prefix:
+            return None
+        self._prefix, self._header, self._manifest = earlier._prefix, earlier._header, earlier._manifest
+        return self._manifest
 
     def read_shard(self, index: int, *, verify: bool = True) -> Bytes:
         """Return a private copy of the bytes of shard `index` of the manifest last read.
@@ -121,10 +132,6 @@ class SlotReader:
         entry = self._manifest.static.shards[index]
         return self._descriptor(), self._header.data_offset + entry.offset, entry.nbytes
 
-    def fileno(self) -> int:
-        """Return the descriptor, which `close` closes."""
-        return self._descriptor()
-
     def is_unchanged(self) -> bool:
         """Tell whether the slot still holds the snapshot whose manifest was last read."""
         return self._header is not None and self._commit_word() == self._header.sequence
@@ -141,7 +148,7 @@ class SlotReader:
         return self._manifest.static.shards[index]
 
     def _read_once(self) -> Manifest | None:
-        self._header = None
+        self._header, self._prefix = None, b""
         page = self._pread(fmt.HEADER_BYTES, 0)
         self._last_word = fmt.commit_word(page) if len(page) >= fmt.FIELDS_OFFSET else 0
         fmt.check_prefix(page)
@@ -156,7 +163,7 @@ class SlotReader:
         static = decode_static(encoded, data_bytes=header.data_bytes)
         if len(static.shards) != header.num_shards:
             raise CorruptCopyError(f"{header.num_shards} checksums for {len(static.shards)} shards")
-        self._header = header
+        self._header, self._prefix = header, page[: fmt.FIELDS_OFFSET]
         checksums = struct.unpack(f"<{header.num_shards}Q", table)
         return Manifest(
             static=static,

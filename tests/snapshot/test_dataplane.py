@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import socket
 import subprocess
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -130,20 +132,42 @@ def one_peer(request: pytest.FixtureRequest, root: Path, monkeypatch: pytest.Mon
     _peers.clear()
 
 
-def test_many_small_boxes_take_one_request_and_one_look_at_the_slots(
+def test_many_small_boxes_are_served_from_one_look_at_the_manifest(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = {f"layer{index}": np.full((3, 5), index, np.float32) for index in range(500)}
-    opened = []
+    parsed = []
+    read = dataplane_slots.SlotReader.read_manifest
     monkeypatch.setattr(
-        "snapshot.dataplane_slots.SlotReader",
-        lambda path, real=dataplane_slots.SlotReader: opened.append(path) or real(path),
+        dataplane_slots.SlotReader, "read_manifest", lambda reader: parsed.append(reader.path) or read(reader)
     )
     with Peer(root, 1, state) as peer:
         for _ in range(3):
             got, _ = get([(path, ((0, 3), (0, 5)), peer.address) for path in state])
             assert got == [value.tobytes() for value in state.values()]
-    assert [path.name for path in opened].count("slot0") == 1
+    assert [path.name for path in parsed].count("slot0") == 1
+
+
+def open_slot_files() -> int:
+    names = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            names.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return sum("/slot" in name for name in names)
+
+
+def test_server_keeps_no_file_open_between_requests(root: Path, big_state: dict[str, np.ndarray]) -> None:
+    with Peer(root, 1, big_state) as peer:
+        of_the_worker = open_slot_files()
+        get([("big", BIG_BOX, peer.address)])
+        wait_until(lambda: open_slot_files() == of_the_worker)
+
+
+def wait_until(condition: Callable[[], bool], within_s: float = 10.0) -> None:
+    until_s = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < until_s
+        threading.Event().wait(0.01)
 
 
 # ---- who is served ----
@@ -261,8 +285,7 @@ def test_callers_beyond_the_bound_are_served_later(
 
     with Peer(root, 1, big_state) as peer, Proxy(peer.address, hold) as proxy, ThreadPoolExecutor(2) as pool:
         first = pool.submit(get, [("big", BIG_BOX, proxy.address)])
-        while proxy.passed_bytes <= 1 << 20:
-            threading.Event().wait(0.01)
+        wait_until(lambda: proxy.passed_bytes > 1 << 20)
         second = pool.submit(get, [("big", BIG_BOX, peer.address)])
         gate.set()
         assert first.result()[0] == second.result()[0] == [big_state["big"].tobytes()]
