@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from elastic.agent_buddies import AgentPull, BuddyKeeper
 from elastic.agent_persist import Persister
 from elastic.agent_stream import CoordinatorStream, StreamLost
 from elastic.agent_tasks import ArenaTasks, Verified
@@ -36,6 +37,7 @@ from elastic.events import (
     FinishPersist,
     LaidOut,
     LeftWorld,
+    Peers,
     Persisted,
     PreemptionNotice,
     Rebuilt,
@@ -62,6 +64,7 @@ from elastic.protocol import (
     Hello,
     JobEnded,
     LoopEnded,
+    Replicated,
     Reserve,
     Reserved,
     StateDescribed,
@@ -125,6 +128,10 @@ class Agent:
             self._persister = Persister(
                 spec.persist, spec.job_id, slice_index, replicas, self._arena, self._inbox.put
             )
+        self._pull = AgentPull(token, spec.tls)
+        host, replicas = host_of(slice_index), spec.config.replicas
+        self._buddies = BuddyKeeper(self._arena, host, replicas, self._pull, self._inbox.put)
+        self._buddies.start()
         self._socket = WorkerSocket(spec.socket_path(slice_index), self._inbox.put)
         self._stream = CoordinatorStream(spec, token, slice_index, self._inbox.put)
         self._over = False
@@ -200,6 +207,7 @@ class Agent:
                 self._connection.send(message)
 
     def _close(self) -> None:
+        self._buddies.close()
         if self._persister is not None:
             self._persister.cancel()
         if self._worker is not None:
@@ -222,6 +230,8 @@ class Agent:
             self._attach()
         elif isinstance(item, Verified):
             self._verified(item)
+        elif isinstance(item, Replicated):
+            self._to_worker(item)
         elif isinstance(item, Staged | DigestDone | SharePersisted | Persisted):
             self._send(item)
         elif isinstance(item, tuple):
@@ -346,8 +356,10 @@ class Agent:
             )
         elif isinstance(message, LaidOut | Captured):
             self._send(message)
-            if self._persister is not None and isinstance(message, Captured) and not message.is_audit:
-                self._persister.captured(message.generation, message.step)
+            if isinstance(message, Captured) and not message.is_audit:
+                self._buddies.captured(message.generation, message.step)
+                if self._persister is not None:
+                    self._persister.captured(message.generation, message.step)
         elif isinstance(message, StateDescribed):
             if self._persister is not None:
                 self._persister.describe(message.tree)
@@ -364,6 +376,7 @@ class Agent:
         if hello.generation:
             self._worker_state = WorkerState.IN_WORLD
             self.generation = max(self.generation, hello.generation)
+            self._buddies.captured_before(hello.generation)
         else:
             self._worker_state = WorkerState.READY
             if self._stream.is_attached:
@@ -376,6 +389,8 @@ class Agent:
                 journal_record_bytes=wanted.journal_record_bytes,
                 journal_records=wanted.journal_records,
             )
+            if wanted.buddy_bytes:
+                self._buddies.reserve(wanted.buddy_bytes)
         except InsufficientMemoryError as error:
             return Reserved(
                 error=str(error),
@@ -429,6 +444,8 @@ class Agent:
             self._worker_state = WorkerState.IN_WORLD
             self._said.clear()  # the fencing and the fetching before this world are over
             self._to_worker(EnterWorld(world=command.world))
+        elif isinstance(command, Peers):
+            self._pull.addresses = command.addresses
         elif isinstance(command, StopAfter | AuditAfter):
             self._to_worker(command)
         elif isinstance(command, Stage):
@@ -450,6 +467,7 @@ class Agent:
         if command.generation < self.generation:
             return
         self.generation = command.generation
+        self._buddies.leave()
         if self._persister is not None:
             self._persister.cancel()
         self._said.clear()  # of a world that is over

@@ -29,7 +29,7 @@ from elastic.events import (
     host_of,
 )
 from elastic.job import JobSpec
-from elastic.ports import JobOver
+from elastic.ports import JobOver, Room
 from elastic.protocol import (
     WORKER_CODEC,
     EnterWorld,
@@ -37,6 +37,7 @@ from elastic.protocol import (
     Hello,
     JobEnded,
     LoopEnded,
+    Replicated,
     Reserve,
     Reserved,
     StateDescribed,
@@ -76,6 +77,8 @@ class AgentLink:
         self._stop: StopAfter | None = None
         self._audit: AuditAfter | None = None
         self._reserved: Reserved | None = None
+        self._awaits_copies = False
+        self._replicated: Replicated | None = None
         self._end: JobEnded | None = None
         self._rescue: threading.Thread | None = None
         self._heard_s = time.monotonic()
@@ -140,14 +143,16 @@ class AgentLink:
 
     # ---- Link: telling ----
 
-    def reserve(self, host: HostId, slot_bytes: int, journal_record_bytes: int, journal_records: int) -> None:
+    def reserve(self, host: HostId, room: Room) -> None:
         """Make room in the arena. Raises InsufficientMemoryError."""
         self._clear_answer()
+        self._awaits_copies = room.buddy_bytes is not None
         self._tell(
             Reserve(
-                slot_bytes=slot_bytes,
-                journal_record_bytes=journal_record_bytes,
-                journal_records=journal_records,
+                slot_bytes=room.slot_bytes,
+                journal_record_bytes=room.journal_record_bytes,
+                journal_records=room.journal_records,
+                buddy_bytes=room.buddy_bytes,
             )
         )
         with self._changed:
@@ -161,8 +166,11 @@ class AgentLink:
             )
 
     def replicated_step(self, generation: int) -> int | None:
-        """None: the agents make no copies that a capture would have to wait for."""
-        return None
+        """The newest step of which this host has what it keeps for other slices; see `Link`."""
+        if not self._awaits_copies:
+            return None
+        replicated = self._replicated
+        return replicated.step if replicated is not None and replicated.generation == generation else -1
 
     def rebuilt(
         self, generation: int, restored_step: int | None, form_s: float, restore_s: float, shm_bytes: int
@@ -299,6 +307,8 @@ class AgentLink:
                 self._stop = message
             elif isinstance(message, AuditAfter):
                 self._audit = message
+            elif isinstance(message, Replicated):
+                self._replicated = message
             elif isinstance(message, Reserved):
                 self._reserved = message
                 with self._told:

@@ -266,7 +266,8 @@ class ArenaTasks:
         into = dict(zip(pieces, views, strict=True))
         checksums: dict[Want, int] = {}
         local = [want for want, sources in pieces.items() if sources[0] == host_of(self._slice)]
-        for want, data in zip(local, read_pieces(self._arena, command, local), strict=True):
+        found = read_pieces(self._arena, command.step, command.of_generation, local)
+        for want, data in zip(local, found, strict=True):
             into[want][:] = data.data
             checksums[want] = checksum(data)
         remote = {want: sources for want, sources in pieces.items() if want not in checksums}
@@ -326,9 +327,9 @@ def _addresses(command: Stage | ComputeDigest, want: Want, sources: Sequence[Hos
     return present
 
 
-def read_pieces(arena: Arena, command: Stage | ComputeDigest, wants: Sequence[Want]) -> list[Bytes]:
-    """Pieces of the commanded snapshot out of an arena here, verified. Raises MissingShardError."""
-    source = arena.find_shards(command.step, command.of_generation)
+def read_pieces(arena: Arena, step: int, generation: int, wants: Sequence[Want]) -> list[Bytes]:
+    """Pieces of a snapshot out of an arena here, verified. Raises MissingShardError."""
+    source = arena.find_shards(step, generation)
     try:
         return [_as_bytes(source.read_piece(path, box)) for path, box in wants]
     finally:

@@ -33,6 +33,7 @@ from elastic.events import (
     Committed,
     ComputeDigest,
     Event,
+    Peers,
     PersistedFound,
     Phase,
     ServiceReady,
@@ -237,6 +238,14 @@ class Coordinator:
             self.refuse(f"slice {sender}", f"{type(event).__name__} in the name of another slice")
         else:
             self._step(event)
+            if isinstance(event, AgentAttached):
+                self._tell_peers()
+
+    def _tell_peers(self) -> None:
+        """Let every agent know where the others serve their shards."""
+        addresses = {index: peer.data_address for index, peer in self._agents.items()}
+        for index in addresses:
+            self._send(Peers(slice_index=index, addresses=addresses))
 
     def _step(self, event: Event) -> None:
         if self._state.phase is Phase.RUNNING:

@@ -8,6 +8,7 @@ process); `Runtime` forms and drops a world's devices. Each has a contract suite
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from elastic.events import WorldSpec
@@ -33,6 +34,20 @@ class WorldLost(ElasticError):
 
     kind = "world-lost"
     remedy = "Let it leave the `with world` block: the next world goes on from the snapshot."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What a host's arena must have room for: slots and journal records of these sizes in bytes.
+
+    `buddy_bytes` is the size of a slot for what the host keeps for other slices: 0 when it keeps nothing but
+    other hosts do, None when no host of the world does.
+    """
+
+    slot_bytes: int
+    journal_record_bytes: int
+    journal_records: int
+    buddy_bytes: int | None = None
 
 
 class Link(Protocol):
@@ -68,7 +83,7 @@ class Link(Protocol):
         """The snapshot memory of each host that this process serves."""
         ...
 
-    def reserve(self, host: HostId, slot_bytes: int, journal_record_bytes: int, journal_records: int) -> None:
+    def reserve(self, host: HostId, room: Room) -> None:
         """Make room in a host's arena. Raises InsufficientMemoryError."""
         ...
 

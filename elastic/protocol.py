@@ -46,11 +46,12 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserve:
-    """Make room in the arena; answered by Reserved."""
+    """Make room in the arena, as `elastic.ports.Room` says; answered by Reserved."""
 
     slot_bytes: int
     journal_record_bytes: int
     journal_records: int
+    buddy_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +123,14 @@ class Reserved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Replicated:
+    """What this host keeps for other slices of the snapshot of `step` is there."""
+
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EnterWorld:
     """Form this world."""
 
@@ -152,6 +161,7 @@ WORKER_CODEC = Codec(
         WorkerFailed,
         PreemptionNotice,
         Reserved,
+        Replicated,
         EnterWorld,
         JobEnded,
         Fence,

@@ -12,16 +12,19 @@ from elastic.cadence import Cadence, longest_interval
 from elastic.copy_reports import CopyReports
 from elastic.events import WorldSpec
 from elastic.paced_capture import Paced, PacedCapture
-from elastic.ports import Link, Runtime
+from elastic.ports import Link, Room, Runtime
 from reshard.errors import MissingShardError, UsageError
-from reshard.redundancy import captures
+from reshard.ids import HostId
+from reshard.redundancy import buddies, captures
 from snapshot.arena import MIN_SLOTS
 from snapshot.audit import Auditor
 from snapshot.capture import Capturer
 from snapshot.contents import open_source
 from snapshot.describe import describe_tree
 from snapshot.journal import record_bytes
+from snapshot.manifest import make_static
 from snapshot.restore import restore
+from snapshot.slot import required_bytes
 from snapshot.source import ShardSource
 from snapshot.tree import layout_of
 
@@ -82,6 +85,8 @@ class StateKeeper:
         self._elastic_axis = elastic_axis
         self._cadence = cadence
         self._capturers: list[Capturer] = []
+        self._buddy_bytes: dict[HostId, int] = {}
+        self._has_buddies = False
         self._captures: PacedCapture | None = None
         self._num_records = 2 * MIN_SLOTS * longest_interval(cadence) + MIN_JOURNAL_RECORDS
 
@@ -177,10 +182,14 @@ class StateKeeper:
         devices = [device.id for device in self._mesh.devices.flat]
         auditor = Auditor(layout, devices, self._link.arenas())
         chosen = captures(layout, self._spec.replicas)
+        kept = buddies(layout, chosen, self._spec.replicas)
+        self._has_buddies = any(kept.values())
         for host, arena in self._link.arenas().items():
             if host not in chosen:
                 continue
             capturer = Capturer(arena, layout, host, chosen[host])
+            shards = [(copy.path, copy.box) for copy in kept[host]]
+            self._buddy_bytes[host] = required_bytes(make_static(host, layout, shards)) if shards else 0
             is_small = self._num_records <= SMALL_JOURNAL_RECORDS
             self._reserve(
                 capturer, record_bytes(MAX_JOURNALLED_SAMPLES), self._num_records if is_small else 0
@@ -199,7 +208,15 @@ class StateKeeper:
 
     def _reserve(self, capturer: Capturer, journal_record_bytes: int, num_records: int) -> None:
         host = capturer.static.host
-        self._link.reserve(host, capturer.slot_bytes, journal_record_bytes, num_records)
+        self._link.reserve(
+            host,
+            Room(
+                slot_bytes=capturer.slot_bytes,
+                journal_record_bytes=journal_record_bytes,
+                journal_records=num_records,
+                buddy_bytes=self._buddy_bytes[host] if self._has_buddies else None,
+            ),
+        )
 
 
 def _abstract(leaf: Any) -> Any:

@@ -15,6 +15,7 @@ from reshard.boxes import Box
 from reshard.errors import CorruptCopyError, UsageError
 from reshard.ids import HostId
 from reshard.layout import Layout
+from snapshot.buddy_slots import BUDDY_PREFIX
 from snapshot.contents import (
     ArenaContents,
     VerifiedHoldings,
@@ -116,13 +117,17 @@ class Arena:
         """Return the manifests of all complete snapshots, stage included; shard bytes are not read."""
         return read_contents(self.slot_files())
 
+    def captured(self) -> ArenaContents:
+        """Return the manifests of the complete snapshots that this host's worker captured."""
+        return read_contents(self._slot_paths())
+
     def verified_holdings(self, step: int | None = None) -> VerifiedHoldings:
         """Return the holdings (of one step, or of all) whose bytes were read and match their checksum."""
         return verify_contents(self.slot_files(), step)
 
     def verified_snapshots(self) -> VerifiedSnapshots:
         """Return the snapshots in the slots with their intact shards; what is staged is no snapshot."""
-        return verify_snapshots(self._slot_paths())
+        return verify_snapshots([*self._slot_paths(), *self._slot_paths(BUDDY_PREFIX)])
 
     def find_shards(self, step: int, generation: int | None = None) -> ShardSource:
         """Return a reader of everything held of `step` (captured in `generation`, if given); close it."""
@@ -130,8 +135,8 @@ class Arena:
         return open_source(self.slot_files(), step, generations)
 
     def slot_files(self) -> tuple[Path, ...]:
-        """Return the files that may hold a snapshot: the slots, then the stage."""
-        return *self._slot_paths(), self.directory / STAGE_NAME
+        """Return the files that may hold a snapshot: the slots, those for other slices, then the stage."""
+        return *self._slot_paths(), *self._slot_paths(BUDDY_PREFIX), self.directory / STAGE_NAME
 
     def slot_for_write(self, slot_bytes: int, step: int) -> SlotWriter:
         """Return the slot to overwrite with the snapshot of `step`, grown if it is too small.
@@ -249,9 +254,10 @@ class Arena:
     def _slot_path(self, index: int) -> Path:
         return self.directory / f"slot{index}"
 
-    def _slot_paths(self) -> list[Path]:
-        found = [path for path in self.directory.glob("slot*") if path.name[4:].isdecimal()]
-        return sorted(found, key=lambda path: int(path.name[4:]))
+    def _slot_paths(self, prefix: str = "slot") -> list[Path]:
+        skip = len(prefix)
+        found = [path for path in self.directory.glob(f"{prefix}*") if path.name[skip:].isdecimal()]
+        return sorted(found, key=lambda path: int(path.name[skip:]))
 
     def _writer(self, index: int) -> SlotWriter:
         path = f"{self.directory}/slot{index}"

@@ -7,6 +7,8 @@ where it was.
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -20,6 +22,8 @@ from snapshot.dataplane_parts import Goal
 from snapshot.dataplane_source import Source
 from snapshot.dataplane_wire import parse_address
 from snapshot.dataplane_work import Work
+
+LOOK_EVERY_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +65,7 @@ def fetch(
     of_generation: int | None = None,
     tls: TlsFiles | None = None,
     await_capture: bool = False,
+    given_up: threading.Event | None = None,
 ) -> Fetched:
     """Fetch boxes of the snapshot of `step`, captured in `of_generation` (None: any), verified.
 
@@ -83,7 +88,7 @@ def fetch(
     try:
         for source in sources:
             source.thread.start()
-        if not work.over.wait(deadline_s):
+        if not _wait_over(work, deadline_s, given_up):
             reasons = "; ".join(source.describe() for source in sources)
             work.fail(RetryLaterError(f"not fetched within {deadline_s:g} s: {reasons}", step=step))
     finally:
@@ -99,6 +104,16 @@ def fetch(
         num_reconnects=sum(max(0, source.num_connections - 1) for source in sources),
         num_taken_over=work.num_taken_over,
     )
+
+
+def _wait_over(work: Work, deadline_s: float, given_up: threading.Event | None) -> bool:
+    if given_up is None:
+        return work.over.wait(deadline_s)
+    until_s = time.monotonic() + deadline_s
+    while not work.over.wait(LOOK_EVERY_S) and not given_up.is_set():
+        if time.monotonic() >= until_s:
+            return False
+    return True
 
 
 def _goal(want: Wanted, step: int) -> Goal:

@@ -25,7 +25,9 @@ LOCK_NAME = "lock"
 LOCK_TIMEOUT_S = 2.0
 
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", re.ASCII)
-_OWN_FILE = re.compile(r"(slot\d+|stage|journal|pinned)(\.part)?(\.new)?|worker\.pid|agent\.sock", re.ASCII)
+_OWN_FILE = re.compile(
+    r"((slot|buddy)\d+|stage|journal|pinned)(\.part)?(\.new)?|worker\.pid|agent\.sock", re.ASCII
+)
 _ATTEMPTS = 100
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from controller_adapter.local.faults import SimulatedFault
+from elastic.agent_buddies import BuddyKeeper, Pull
 from elastic.agent_persist import Persister
 from elastic.agent_tasks import ArenaTasks, Fetch
 from elastic.events import (
@@ -23,7 +24,7 @@ from elastic.events import (
     host_of,
 )
 from elastic.job import JobSpec
-from elastic.protocol import WorkerCommitted
+from elastic.protocol import Replicated, WorkerCommitted
 from elastic.records import StepCommitted
 from snapshot.arena import Arena
 from snapshot.persist_tree import TreeDescription
@@ -32,7 +33,9 @@ from snapshot.persist_tree import TreeDescription
 class VirtualHost:
     """The memory of a slice, and where its part of the one worker stands; `fetch` reads others' memory."""
 
-    def __init__(self, spec: JobSpec, slice_index: int, fetch: Fetch, tell: Callable[[Event], None]) -> None:
+    def __init__(
+        self, spec: JobSpec, slice_index: int, fetch: Fetch, pull: Pull, tell: Callable[[Event], None]
+    ) -> None:
         self.slice_index = slice_index
         self.worker = WorkerState.NONE
         self.incarnation = 0
@@ -44,6 +47,12 @@ class VirtualHost:
         self.arena: Arena | None = None
         self._spec = spec
         self._fetch = fetch
+        self._pull = pull
+        self._buddies: BuddyKeeper | None = None
+        self.captured_last = (-1, -1)
+        """Generation and step of the newest capture into this slice's memory."""
+        self.replicated = (-1, -1)
+        """Generation and step of the newest capture of which it has what it keeps for other slices."""
         self._tell = tell
         self._persister: Persister | None = None
         self._tasks: ArenaTasks | None = None
@@ -58,6 +67,8 @@ class VirtualHost:
         if self.arena is None:
             host = host_of(self.slice_index)
             self.arena = Arena.create(self._spec.job_id, host, root=self._spec.shm_root)
+            replicas = self._spec.config.replicas
+            self._buddies = BuddyKeeper(self.arena, host, replicas, self._pull, self._note_copies)
             root = self._spec.persist_root
             self._tasks = ArenaTasks(self.arena, self.slice_index, fetch=self._fetch, persist_root=root)
             if self._spec.persist is not None:
@@ -78,6 +89,9 @@ class VirtualHost:
 
     def lose_memory(self) -> None:
         """Its snapshots are gone, and their files."""
+        if self._buddies is not None:
+            self._buddies.close()
+            self._buddies = None
         self.give_up_persisting()
         self._persister = None
         if self.arena is not None:
@@ -123,6 +137,21 @@ class VirtualHost:
             self._captured = (generation, sum(entry.nbytes for entry in shards))
         return self._captured[1]
 
+    # ---- what it keeps for other slices ----
+
+    def keep_for_others(self, slot_bytes: int) -> None:
+        """Make room for it. Raises InsufficientMemoryError."""
+        if self._buddies is not None and slot_bytes:
+            self._buddies.reserve(slot_bytes)
+
+    def replicate(self) -> None:
+        """Copy what belongs here of the newest capture out of the others' memory."""
+        if self._buddies is not None:
+            self._buddies.pull_newest(*self.captured_last)
+
+    def _note_copies(self, message: Replicated) -> None:
+        self.replicated = message.generation, message.step
+
     # ---- the persistent tier ----
 
     def describe(self, tree: TreeDescription) -> None:
@@ -132,6 +161,7 @@ class VirtualHost:
 
     def captured(self, generation: int, step: int) -> None:
         """The training thread has captured a step into this host's memory."""
+        self.captured_last = generation, step
         if self._persister is not None:
             self._persister.captured(generation, step)
 

@@ -6,6 +6,7 @@ Everything here is for the training thread. What the agents would send to the co
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,6 +37,8 @@ from elastic.events import (
 from elastic.job import JobSpec
 from reshard.errors import ElasticError, MissingShardError
 from reshard.ids import HostId
+from reshard.redundancy import BuddyCopy
+from snapshot.checksum import checksum
 from snapshot.slot import Bytes
 
 FIRST_INCARNATION = 1 << 23
@@ -48,7 +51,7 @@ class VirtualHosts:
 
     def __init__(self, spec: JobSpec, tell: Callable[[Event], None]) -> None:
         self.all = tuple(
-            VirtualHost(spec, index, self._fetch, tell) for index in range(spec.config.num_slices)
+            VirtualHost(spec, index, self._fetch, self._pull, tell) for index in range(spec.config.num_slices)
         )
         self.inside = 0
         """The generation of the world that the training thread is in (0: none)."""
@@ -74,6 +77,20 @@ class VirtualHosts:
             for host in self.all
             if host.worker is WorkerState.IN_WORLD and host.world_generation == self.inside
         )
+
+    def captured(self, slice_index: int, generation: int, step: int) -> None:
+        """A slice of the world has been captured; with the last one, all copy what they keep for others."""
+        self.all[slice_index].captured(generation, step)
+        members = self.members()
+        if all(host.captured_last == (generation, step) for host in members):
+            for host in members:
+                host.replicate()
+
+    def replicated_step(self, generation: int) -> int:
+        """The newest step of which every slice of the world has what it keeps for others; -1: none."""
+        found = [host.replicated for host in self.members()]
+        steps = [step for of_generation, step in found if of_generation == generation]
+        return min(steps) if len(steps) == len(found) else -1
 
     def enter(self) -> WorldSpec | None:
         """Enter the world that was assigned, if any."""
@@ -162,7 +179,26 @@ class VirtualHosts:
         arena = self.all[source.slice_index].arena
         if arena is None:
             raise MissingShardError(*wants[0], command.step, lost=(source,))
-        return read_pieces(arena, command, wants)
+        return read_pieces(arena, command.step, command.of_generation, wants)
+
+    def _pull(
+        self,
+        generation: int,
+        step: int,
+        copies: Sequence[BuddyCopy],
+        views: Sequence[memoryview],
+        given_up: threading.Event,
+    ) -> list[int]:
+        """What an agent would pull from the slices that hold it."""
+        checksums = []
+        for copy, view in zip(copies, views, strict=True):
+            arena = self.all[copy.sources[0].slice_index].arena
+            if arena is None:
+                raise MissingShardError(copy.path, copy.box, step, lost=copy.sources)
+            (data,) = read_pieces(arena, step, generation, [(copy.path, copy.box)])
+            view[:] = data.data
+            checksums.append(checksum(data))
+        return checksums
 
     def _assign(self, host: VirtualHost, command: Assign) -> None:
         host.worker = WorkerState.IN_WORLD

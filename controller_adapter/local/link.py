@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from controller_adapter.local.engine import TICK_S, LocalEngine
 from elastic.events import Captured, Finished, LaidOut, LeftWorld, Rebuilt, WorkerFailed, WorldSpec, host_of
-from elastic.ports import JobOver
+from elastic.ports import JobOver, Room
 from elastic.protocol import WorkerCommitted
 from reshard.ids import HostId
 from reshard.layout import Layout
@@ -20,6 +20,7 @@ class LocalLink:
 
     def __init__(self, engine: LocalEngine) -> None:
         self.engine = engine
+        self._awaits_copies = False
 
     # ---- waiting and looking ----
 
@@ -74,15 +75,19 @@ class LocalLink:
 
     # ---- telling ----
 
-    def reserve(self, host: HostId, slot_bytes: int, journal_record_bytes: int, journal_records: int) -> None:
+    def reserve(self, host: HostId, room: Room) -> None:
         """Make room in a slice's memory. Raises InsufficientMemoryError."""
         self.arenas()[host].reserve(
-            slot_bytes, journal_record_bytes=journal_record_bytes, journal_records=journal_records
+            room.slot_bytes,
+            journal_record_bytes=room.journal_record_bytes,
+            journal_records=room.journal_records,
         )
+        self._awaits_copies = room.buddy_bytes is not None
+        self.engine.hosts.all[host.slice_index].keep_for_others(room.buddy_bytes or 0)
 
     def replicated_step(self, generation: int) -> int | None:
-        """None: the virtual slices make no copies that a capture would have to wait for."""
-        return None
+        """The newest step of which every slice has what it keeps for others: copied as soon as captured."""
+        return self.engine.hosts.replicated_step(generation) if self._awaits_copies else None
 
     def rebuilt(
         self, generation: int, restored_step: int | None, form_s: float, restore_s: float, shm_bytes: int
@@ -115,7 +120,7 @@ class LocalLink:
     def captured(self, host: HostId, generation: int, step: int, checksums: bytes, *, is_audit: bool) -> None:
         """Tell the checksums of one slice's capture, or audit."""
         if not is_audit:
-            self.engine.hosts.all[host.slice_index].captured(generation, step)
+            self.engine.hosts.captured(host.slice_index, generation, step)
         self.engine.take(
             Captured(
                 slice_index=host.slice_index,

@@ -15,7 +15,7 @@ import pytest
 from elastic.agent_link import AgentLink
 from elastic.events import AuditAfter, Captured, Fence, LaidOut, StopAfter, WorldSpec
 from elastic.job import JobSpec
-from elastic.ports import JobOver
+from elastic.ports import JobOver, Room
 from elastic.protocol import (
     EnterWorld,
     Heartbeat,
@@ -166,7 +166,7 @@ def test_too_little_memory_is_told_with_both_sizes(link: AgentLink, agent: FakeA
     answering = threading.Thread(target=answer)
     answering.start()
     with pytest.raises(InsufficientMemoryError) as error:
-        link.reserve(HostId(0), 10, 1, 1)
+        link.reserve(HostId(0), Room(slot_bytes=10, journal_record_bytes=1, journal_records=1))
     answering.join()
     assert (error.value.needed_bytes, error.value.available_bytes) == (10, 3)
 

@@ -7,10 +7,14 @@ from typing import Protocol
 import pytest
 
 from elastic.events import WorldSpec, host_of
-from elastic.ports import JobOver, Link
+from elastic.ports import JobOver, Link, Room
 from reshard.copies import pack_checksums
 from reshard.layout import ArrayLayout, Layout, MeshLayout
 from snapshot.journal import JournalRecord, record_bytes
+
+
+def room(slot_bytes: int) -> Room:
+    return Room(slot_bytes=slot_bytes, journal_record_bytes=record_bytes(8), journal_records=4)
 
 
 class LinkedJob(Protocol):
@@ -37,7 +41,7 @@ class LinkContract:
 
     def rebuild(self, job: LinkedJob, world: WorldSpec) -> None:
         for host in job.link.arenas():
-            job.link.reserve(host, 4096, record_bytes(8), 4)
+            job.link.reserve(host, room(4096))
         job.link.rebuilt(world.generation, None, 0.0, 0.0, 0)
 
     def test_first_world_is_fresh_and_of_all_slices(self, job: LinkedJob) -> None:
@@ -60,7 +64,7 @@ class LinkContract:
         arenas = job.link.arenas()
         assert {host.slice_index for host in arenas} <= set(world.slices)
         for host, arena in arenas.items():
-            job.link.reserve(host, 10_000, record_bytes(8), 4)
+            job.link.reserve(host, room(10_000))
             assert arena.slot_for_write(10_000, 0).capacity_bytes >= 10_000
             arena.journal().append(JournalRecord(step=0, generation=1, position=2, sample_ids=[0, 1]))
 
