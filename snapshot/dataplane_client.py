@@ -53,6 +53,7 @@ class Fetched:
     bytes_from: dict[str, int]
     num_reconnects: int
     num_taken_over: int
+    rejected: tuple[str, ...] = ()
 
 
 def fetch(
@@ -103,6 +104,7 @@ def fetch(
         bytes_from=work.bytes_from,
         num_reconnects=sum(max(0, source.num_connections - 1) for source in sources),
         num_taken_over=work.num_taken_over,
+        rejected=tuple(dict.fromkeys(error.message for goal in goals for error in goal.errors)),
     )
 
 

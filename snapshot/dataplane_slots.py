@@ -36,7 +36,7 @@ class SlotIndex:
 
 
 class OpenSlot:
-    """A complete slot that one request reads from. Close it: a replaced file keeps its memory while open."""
+    """A complete slot that one request reads from. Close it: a file that is open keeps its memory."""
 
     def __init__(self, reader: SlotReader, index: SlotIndex) -> None:
         self.reader = reader

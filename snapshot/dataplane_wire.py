@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import socket
 import ssl
 import struct
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -27,7 +29,7 @@ from reshard.errors import UsageError
 MAX_REQUEST_BYTES = 8 << 20
 MAX_TEXT_BYTES = 1 << 16
 SOCKET_BUFFER_BYTES = 4 << 20
-"""Asked for on both sides; the kernel gives what its limits allow."""
+"""Of both sides on loopback, where the kernel's limits allow it."""
 USER_TIMEOUT_S = 10.0
 """How long sent bytes may stay unacknowledged: a host that is gone is noticed then."""
 
@@ -109,13 +111,23 @@ def tune(connection: socket.socket, *, loopback: bool) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, int(USER_TIMEOUT_S / 2))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-        connection.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER_BYTES)
-    if loopback:  # nothing to be fair to; pacing only costs
-        for algorithm in (b"cubic", b"reno"):
-            with contextlib.suppress(OSError):
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, algorithm)
-                break
+    if not loopback:
+        return  # the kernel grows the buffers of a real network as it needs them, unless they were set
+    for option, limit in ((socket.SO_SNDBUF, "wmem_max"), (socket.SO_RCVBUF, "rmem_max")):
+        if _kernel_limit(limit) >= SOCKET_BUFFER_BYTES:
+            connection.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER_BYTES)
+    for algorithm in (b"cubic", b"reno"):  # nothing to be fair to; pacing only costs
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, algorithm)
+            break
+
+
+@functools.cache
+def _kernel_limit(name: str) -> int:
+    try:
+        return int(Path("/proc/sys/net/core", name).read_text())
+    except (OSError, ValueError):
+        return 0
 
 
 def is_loopback(host: str) -> bool:

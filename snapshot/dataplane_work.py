@@ -100,7 +100,7 @@ class Work:
         for other, held in self._held.items():
             age_s = now_s - held.since_s
             left = sum(part.num_left for part in held.parts)
-            mine = any(source in part.goal.live and source not in part.avoid for part in held.parts)
+            mine = any(self._could_take_over(source, part, held) for part in held.parts)
             if other == source or held.was_cut or age_s < SLOW_S or not mine:
                 continue
             remaining_s = left * age_s / held.num_bytes if held.num_bytes else float("inf")
@@ -109,6 +109,12 @@ class Work:
                 self.num_taken_over += 1
                 held.cut()
                 return
+
+    @staticmethod
+    def _could_take_over(source: str, part: Part, held: Held) -> bool:
+        # What has to come from one source would begin anew: only from one that sends nothing at all.
+        is_worth_it = not part.goal.verify or not held.num_bytes
+        return is_worth_it and source in part.goal.live and source not in part.avoid
 
     # ---- giving back ----
 

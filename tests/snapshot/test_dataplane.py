@@ -345,6 +345,27 @@ def test_shard_that_the_peer_lacks_is_named(arena: Arena, address: str) -> None:
         get([("w", W_BOX, address), ("w", ((0, 2), (0, 3)), address)])
 
 
+def test_source_that_lacks_a_box_is_passed_over_and_said(
+    arena: Arena, address: str, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dataplane_work, "SLOW_S", 60.0)
+    reserve(arena)
+    data = write_into(arena, 5)
+    asked = threading.Event()
+
+    def after_the_other(number: int, passed: int, data: bytes) -> bytes:
+        asked.wait(10)
+        return data
+
+    with Peer(root, 2, {"x": np.ones(3, np.float32)}) as other, Proxy(address, after_the_other) as proxy:
+        other.server._current_generation = lambda: asked.set() or GENERATION
+        got, fetched = get([("w", W_BOX, (other.address, proxy.address))])
+    assert got == [data[2]]
+    assert fetched.bytes_from == {other.address: 0, proxy.address: len(data[2])}
+    assert len(fetched.rejected) == 1
+    assert other.address in fetched.rejected[0]
+
+
 def test_buffer_of_another_size_is_refused(arena: Arena, address: str) -> None:
     reserve(arena)
     write_into(arena, 5)
