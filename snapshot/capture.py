@@ -31,7 +31,7 @@ from snapshot.capture_sources import (
     source_of,
 )
 from snapshot.checksum import checksum
-from snapshot.copying import CopyTeam, copy_and_hash
+from snapshot.copying import copy_and_hash, shared_team
 from snapshot.device_buffers import shard_bytes, start_copies_to_host
 from snapshot.manifest import encode_static, make_static
 from snapshot.slot import SlotWriter, required_bytes
@@ -91,7 +91,7 @@ class Capturer:
         self._encoded = encode_static(self.static)
         self._nbytes = tuple(entry.nbytes for entry in self.static.shards)
         self._captured_bytes = sum(self._nbytes)
-        self._team = CopyTeam(num_threads)
+        self._team = shared_team(num_threads)
         self._arena = arena
         self._overlap = overlap
         self._clock = clock
