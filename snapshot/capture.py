@@ -30,9 +30,8 @@ from snapshot.capture_sources import (
     selected_shards,
     source_of,
 )
-from snapshot.checksum import checksum
-from snapshot.copying import CopyTeam, copy_and_hash
-from snapshot.device_buffers import shard_bytes, start_copies_to_host
+from snapshot.copying import copy_and_hash, shared_team
+from snapshot.device_buffers import start_copies_to_host
 from snapshot.manifest import encode_static, make_static
 from snapshot.slot import SlotWriter, required_bytes
 
@@ -91,7 +90,7 @@ class Capturer:
         self._encoded = encode_static(self.static)
         self._nbytes = tuple(entry.nbytes for entry in self.static.shards)
         self._captured_bytes = sum(self._nbytes)
-        self._team = CopyTeam(num_threads)
+        self._team = shared_team(num_threads)
         self._arena = arena
         self._overlap = overlap
         self._clock = clock
@@ -123,11 +122,7 @@ class Capturer:
         began_s = self._clock()
         leaves, plan, slot, ready_s = self._begin(state, step)
         checksums = [0] * len(self._nbytes)
-        sources, others = device_sources(plan, leaves)
-        self._copy(slot, sources + host_sources(plan, leaves), checksums)
-        for target, shard in others:
-            slot.shard_views[target][:] = shard_bytes(shard)
-            checksums[target] = checksum(slot.shard_views[target])
+        self._copy(slot, device_sources(plan, leaves) + host_sources(plan, leaves), checksums)
         slot.commit(step=step, generation=generation, position=position, checksums=checksums)
         copy_s = self._clock() - ready_s
         return self._stats(step, slot, checksums, ready_s - began_s, copy_s)

@@ -10,14 +10,14 @@ import numpy.typing as npt
 
 from reshard.errors import UsageError
 from snapshot.capture_plan import CapturePlan
-from snapshot.device_buffers import addressable_shard, start_copy_to_host
+from snapshot.device_buffers import addressable_shard, host_value, start_copy_to_host
 
 Source = tuple[int, int, Any]
 """(index in the slot, address in this process, what keeps the memory there): C-order bytes of a shard."""
 
 
-def device_sources(plan: CapturePlan, leaves: list[Any]) -> tuple[list[Source], list[tuple[int, jax.Array]]]:
-    """Return the shards that can be read by address, and those that cannot, their transfers started."""
+def device_sources(plan: CapturePlan, leaves: list[Any]) -> list[Source]:
+    """Return the selected shards on devices, those that cannot be read in place brought to the host."""
     sources: list[Source] = []
     others: list[tuple[int, jax.Array]] = []
     for leaf in plan.device_leaves:
@@ -30,7 +30,7 @@ def device_sources(plan: CapturePlan, leaves: list[Any]) -> tuple[list[Source], 
                 others.append((target, shard))
     for _, shard in others:
         start_copy_to_host(shard)
-    return sources, others
+    return sources + [source_of(target, host_value(shard)) for target, shard in others]
 
 
 def selected_shards(plan: CapturePlan, leaves: list[Any]) -> list[tuple[int, jax.Array]]:

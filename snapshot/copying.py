@@ -11,6 +11,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import cache
 from typing import TypeVar
 
 import xxhash
@@ -31,16 +32,17 @@ def default_num_threads() -> int:
 
 
 class CopyTeam:
-    """The calling thread and up to `num_threads - 1` helpers, which start when first needed.
+    """A calling thread and up to `num_threads - 1` helpers, which start when first needed.
 
-    The helpers end when the team is no longer referred to. Raises UsageError for fewer than one thread.
+    Several threads may call at once: they share the helpers. These end when the team is no longer referred
+    to. Raises UsageError for fewer than one thread.
     """
 
-    def __init__(self, num_threads: int | None = None) -> None:
-        self.num_threads = default_num_threads() if num_threads is None else num_threads
-        if self.num_threads < 1:
-            raise UsageError(f"num_threads={self.num_threads}: at least one thread must copy")
-        self._helpers: ThreadPoolExecutor | None = None
+    def __init__(self, num_threads: int) -> None:
+        if num_threads < 1:
+            raise UsageError(f"num_threads={num_threads}: at least one thread must copy")
+        self.num_threads = num_threads
+        self._helpers = ThreadPoolExecutor(max(1, num_threads - 1), thread_name_prefix="snapshot-copy")
 
     def for_each(self, work: Callable[[_Item], None], items: Iterable[_Item], nbytes: int) -> None:
         """Call `work` for each item once, each thread taking the next in order; return when all are done.
@@ -53,8 +55,6 @@ class CopyTeam:
         if num_helpers < 1:
             _work_off(queue, work)
             return
-        if self._helpers is None:
-            self._helpers = ThreadPoolExecutor(self.num_threads - 1, thread_name_prefix="snapshot-copy")
         started = [self._helpers.submit(_work_off, queue, work) for _ in range(num_helpers)]
         try:
             _work_off(queue, work)
@@ -64,6 +64,16 @@ class CopyTeam:
         for future in started:
             if not future.cancelled():
                 future.result()
+
+
+@cache
+def shared_team(num_threads: int | None = None) -> CopyTeam:
+    """Return the process's team of so many threads (default: `default_num_threads`).
+
+    One for all that copy: each new thread would get a memory pool of its own from malloc, which keeps what
+    was freed into it.
+    """
+    return CopyTeam(default_num_threads() if num_threads is None else num_threads)
 
 
 def copy_and_hash(target: int, source: int, nbytes: int) -> int:

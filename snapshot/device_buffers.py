@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 from jax.sharding import SingleDeviceSharding
 
 from snapshot.checksum import checksum
@@ -73,15 +74,18 @@ def start_copies_to_host(shards: Sequence[tuple[_Key, jax.Array]]) -> list[tuple
         return [(key, copy) for (key, _), copy in zip(shards, copies, strict=True)]
     for _, shard in shards:
         start_copy_to_host(shard)
-    return [(key, np.frombuffer(shard_bytes(shard), np.uint8)) for key, shard in shards]
+    return [(key, host_value(shard)) for key, shard in shards]
+
+
+def host_value(shard: jax.Array) -> npt.NDArray[Any]:
+    """Return the elements of a single-device array, of any backend and memory layout, in host memory."""
+    # On the CPU a view of the array itself would keep its buffer from donation; one of a copy does not.
+    return np.asarray(jax.device_put(shard, _device(shard), may_alias=False) if _is_on_cpu(shard) else shard)
 
 
 def shard_bytes(shard: jax.Array) -> bytes:
     """Return a copy of the C-order bytes of a single-device array, of any backend and memory layout."""
-    if not _is_on_cpu(shard):
-        return np.asarray(shard).tobytes()
-    # A view of the array itself would keep its buffer from donation; one of a copy does not.
-    return np.asarray(jax.device_put(shard, _device(shard), may_alias=False)).tobytes()
+    return host_value(shard).tobytes()
 
 
 def buffer_checksum(shard: jax.Array) -> int:

@@ -13,7 +13,7 @@ from jax.sharding import SingleDeviceSharding
 from reshard.boxes import Box, full_box
 from reshard.errors import MissingShardError, UsageError
 from reshard.layout import ArrayLayout
-from snapshot.copying import CopyTeam
+from snapshot.copying import shared_team
 from snapshot.device_buffers import buffer_checksum
 from snapshot.placing import StoredBoxes, TargetBox, place_boxes
 from snapshot.tree import LeafInfo, box_of, flatten, is_prng_key, key_impl, leaf_info, unflatten
@@ -53,7 +53,7 @@ def restore(target: Any, source: BoxSource, *, num_threads: int | None = None) -
     flat = flatten(target)
     leaves = [_checked(path, leaf, source) for path, leaf in zip(flat.paths, flat.leaves, strict=True)]
     placed = sorted((leaf for leaf in leaves if leaf.boxes), key=lambda leaf: leaf.info.nbytes, reverse=True)
-    place_boxes([list(leaf.boxes.values()) for leaf in placed], source, CopyTeam(num_threads))
+    place_boxes([list(leaf.boxes.values()) for leaf in placed], source, shared_team(num_threads))
     return unflatten(flat.treedef, [_finished(leaf, source) for leaf in leaves])
 
 
