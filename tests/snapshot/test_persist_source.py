@@ -46,6 +46,16 @@ def test_every_kind_of_leaf_comes_back_bit_for_bit_on_another_mesh(root: Path, t
             assert after.sharding.mesh == smaller
 
 
+def test_a_snapshot_of_format_version_1_stays_readable():
+    """Made by `persist_helpers.persist_tiny`, step 1; never made anew."""
+    source = PersistentSource(Path(__file__).parent / "data" / "persisted_v1" / "1")
+    assert source.verify() == ()
+    assert (source.step, source.generation, source.position) == (1, 1, 8)
+    assert source.arrays == {array.path: array for array in tiny_layout().arrays}
+    for path, array in source.arrays.items():
+        assert source.read(path, full_box(array.shape)).tobytes() == tiny_array(array, 1).tobytes()
+
+
 def test_boxes_go_into_the_buffers_they_are_asked_for(made: Persisted):
     source = PersistentSource(made.path)
     stage = bytearray(24)
