@@ -29,12 +29,12 @@ def made(root: Path) -> Persisted:
     return persist_tiny(root / "run", root)
 
 
-def test_every_kind_of_leaf_comes_back_bit_for_bit_on_another_mesh(root: Path, tmp_path: Path):
+def test_every_kind_of_leaf_comes_back_bit_for_bit_on_another_mesh(root: Path):
     mesh = make_mesh()
     state = every_kind_of_leaf(mesh)
     layout = layout_of(state, mesh, hosts_of(mesh), elastic_axis="data")
     with captured(root, state, mesh) as arenas:
-        made = persist(tmp_path / "run", arenas, facts_of(layout, describe_tree(state)))
+        made = persist(root / "run", arenas, facts_of(layout, describe_tree(state)))
     smaller = make_mesh(3)
     restored = restore(target_of(state, smaller), PersistentSource(made.path))
     assert jax.tree.structure(restored) == jax.tree.structure(state)
