@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from reshard.errors import UsageError
 from snapshot.persist_tree import EmptyKind, LeafKind, TreeDescription, TreeKey, TreeNode
 from snapshot.tree import is_prng_key, key_impl
 
@@ -15,6 +16,7 @@ def describe_tree(state: Any) -> TreeDescription:
     """Return every leaf and every empty node of a state (arrays or ShapeDtypeStructs).
 
     Keys are named as Orbax names them: a dict's by `str`, attributes by name, unnamed children by place.
+    Raises UsageError for a node that names its children in another way.
     """
     found, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=_is_empty)
     return TreeDescription(nodes=tuple(_node(path, leaf) for path, leaf in found))
@@ -34,7 +36,14 @@ def _key(key: Any) -> TreeKey:
         return TreeKey(str(key.idx), True)
     if isinstance(key, jax.tree_util.FlattenedIndexKey):
         return TreeKey(str(key.key), True)
-    return TreeKey(str(key.name if isinstance(key, jax.tree_util.GetAttrKey) else key.key), False)
+    if isinstance(key, jax.tree_util.DictKey):
+        return TreeKey(str(key.key), False)
+    if isinstance(key, jax.tree_util.GetAttrKey):
+        return TreeKey(key.name, False)
+    raise UsageError(
+        f"a node of the state names a child by a {type(key).__name__}, {key}",
+        remedy="Register it with DictKey, GetAttrKey or SequenceKey; Orbax knows no others either.",
+    )
 
 
 def _is_empty(node: Any) -> bool:

@@ -22,6 +22,7 @@ for name in ("snapshot", "reshard", "elastic"):
         continue
     raise SystemExit(f"{name} can be imported: this proves nothing")
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -36,6 +37,13 @@ import optax
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from orbax.checkpoint import v1
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Loop:
+    count: jax.Array
+    rate: float
 
 
 def target(mesh):
@@ -77,6 +85,7 @@ def target(mesh):
         "opt": moments,
         "list": [struct((), jnp.float32), (struct((24, 4), jnp.bool_, "rows"), None, ())],
         "nothing": {},
+        "loop": Loop(struct((), jnp.int32), 0.0),
     }
     return state
 

@@ -59,7 +59,7 @@ class Memory:
 
 
 @pytest.mark.parametrize("name", [*NAMES, *PLAIN, "datetime64[ns]", "S3", ">f4"])
-def test_each_dtype_is_stored_byte_for_byte(tmp_path: Path, name: str):
+def test_each_dtype_is_stored_byte_for_byte(root: Path, name: str):
     dtype = np.dtype(getattr(ml_dtypes, name, name))
     array = ArrayLayout(path="['x']", shape=(6,), dtype=str(dtype), itemsize=dtype.itemsize)
     layout = Layout(mesh=MeshLayout(axis_names=(), axis_sizes=(), hosts=(HostId(0),)), arrays=(array,))
@@ -67,10 +67,10 @@ def test_each_dtype_is_stored_byte_for_byte(tmp_path: Path, name: str):
     if name == "bool":
         values %= 2
     facts = facts_of(layout)
-    staging = begin(tmp_path, 1, 1)
+    staging = begin(root, 1, 1)
     source = Memory(values.view(element_dtype(dtype.itemsize)))
     write_shards(staging, layout, facts.tree, [("['x']", ((0, 6),))], source)
-    made = finish(tmp_path, staging, facts)
+    made = finish(root, staging, facts)
     assert PersistentSource(made.path).read("['x']", ((0, 6),)).tobytes() == values.tobytes()
 
 

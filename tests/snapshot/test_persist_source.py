@@ -29,12 +29,12 @@ def made(root: Path) -> Persisted:
     return persist_tiny(root / "run", root)
 
 
-def test_every_kind_of_leaf_comes_back_bit_for_bit_on_another_mesh(root: Path, tmp_path: Path):
+def test_every_kind_of_leaf_comes_back_bit_for_bit_on_another_mesh(root: Path):
     mesh = make_mesh()
     state = every_kind_of_leaf(mesh)
     layout = layout_of(state, mesh, hosts_of(mesh), elastic_axis="data")
     with captured(root, state, mesh) as arenas:
-        made = persist(tmp_path / "run", arenas, facts_of(layout, describe_tree(state)))
+        made = persist(root / "run", arenas, facts_of(layout, describe_tree(state)))
     smaller = make_mesh(3)
     restored = restore(target_of(state, smaller), PersistentSource(made.path))
     assert jax.tree.structure(restored) == jax.tree.structure(state)
@@ -44,6 +44,16 @@ def test_every_kind_of_leaf_comes_back_bit_for_bit_on_another_mesh(root: Path, t
         assert as_bytes(after) == as_bytes(before), path
         if isinstance(before, jax.Array) and isinstance(before.sharding, NamedSharding):
             assert after.sharding.mesh == smaller
+
+
+def test_a_snapshot_of_format_version_1_stays_readable():
+    """Made by `persist_helpers.persist_tiny`, step 1; never made anew."""
+    source = PersistentSource(Path(__file__).parent / "data" / "persisted_v1" / "1")
+    assert source.verify() == ()
+    assert (source.step, source.generation, source.position) == (1, 1, 8)
+    assert source.arrays == {array.path: array for array in tiny_layout().arrays}
+    for path, array in source.arrays.items():
+        assert source.read(path, full_box(array.shape)).tobytes() == tiny_array(array, 1).tobytes()
 
 
 def test_boxes_go_into_the_buffers_they_are_asked_for(made: Persisted):

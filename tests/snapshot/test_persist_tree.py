@@ -85,6 +85,17 @@ def test_paths_alone_tell_the_keys_of_a_tree_without_empty_nodes(tree: Any):
     assert [(node.path, node.keys) for node in read] == [(node.path, node.keys) for node in described]
 
 
+def test_a_node_with_keys_of_its_own_kind_is_refused():
+    class Odd:
+        pass
+
+    jax.tree_util.register_pytree_with_keys(
+        Odd, lambda node: ((("strange", 1.0),), None), lambda aux, children: Odd()
+    )
+    with pytest.raises(UsageError, match="names a child by a str, strange"):
+        describe_tree(Odd())
+
+
 def test_gaps_in_a_sequence_are_empty_nodes():
     nodes = description_of(["['a'][0]", "['a'][2]"]).nodes
     assert [(node.keys, node.kind) for node in nodes if node.is_empty] == [

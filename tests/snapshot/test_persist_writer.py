@@ -16,13 +16,14 @@ import pytest
 from persist_helpers import facts_of, persist_tiny, tiny_layout, tiny_slots, write_tiny
 from snapshot_helpers import REPOSITORY, flip
 
+from reshard.errors import MissingShardError, PersistentTierError
 from reshard.ids import HostId
 from reshard.layout import ArrayLayout, Layout
 from reshard.persist_shares import persist_shares
 from reshard.redundancy import captures
 from snapshot.persist import begin, list_persisted
 from snapshot.persist_finish import finish
-from snapshot.persist_jobs import Done, Failed, FinishJob, Job, WriteJob, decode_report
+from snapshot.persist_jobs import Done, Failed, FinishJob, Job, WriteJob, decode_report, failed
 from snapshot.persist_process import WriterProcess
 from snapshot.persist_source import PersistentSource
 from snapshot.slot_reader import SlotReader
@@ -76,14 +77,13 @@ def test_shares_of_all_hosts_and_the_finish_make_a_snapshot(run: Path, tmp_path:
     assert PersistentSource(run / "1").verify() == ()
 
 
-def test_a_share_that_is_missing_fails_the_finish_by_name(run: Path, tmp_path: Path):
-    slots = tiny_slots(tmp_path)
-    staging = begin(run, 1, 1)
-    assert isinstance(outcome(write_job(staging, slots)), Done)
-    failed = outcome(FinishJob(root=str(run), staging=str(staging), facts=facts_of(tiny_layout())))
-    assert isinstance(failed, Failed)
-    assert (failed.kind, "no surviving copy" in failed.message) == ("missing-shard", True)
-    assert list_persisted(run) == ()
+def test_a_shard_that_is_missing_is_the_fault_of_the_source_only_for_a_share():
+    error = MissingShardError("w", ((0, 1),), 3)
+    assert failed(error).kind == "missing-shard"
+    assert failed(error, []).kind == "overwritten-source"
+    assert failed(error, ["slot0: overwritten while 'w' was read"]).kind == "overwritten-source"
+    assert failed(error, ["slot0: bytes of 'w' do not match"]).kind == "corrupt-source"
+    assert failed(PersistentTierError("no-space", "full")).kind == "persistent-tier:no-space"
 
 
 def test_a_damaged_shard_is_never_written(run: Path, tmp_path: Path):
@@ -97,11 +97,11 @@ def test_a_damaged_shard_is_never_written(run: Path, tmp_path: Path):
     )
     data_offset = slots[HOST].read_bytes().rindex(_shard(slots[HOST], entry.offset, entry.nbytes))
     flip(slots[HOST], data_offset)
-    failed = outcome(job)
-    assert isinstance(failed, Failed)
-    assert failed.kind == "corrupt-source"
-    assert entry.path in failed.message
-    assert "do not match their checksum" in failed.message
+    result = outcome(job)
+    assert isinstance(result, Failed)
+    assert result.kind == "corrupt-source"
+    assert entry.path in result.message
+    assert "do not match their checksum" in result.message
 
 
 def _shard(slot: Path, offset: int, nbytes: int) -> bytes:
@@ -117,23 +117,23 @@ def _shard(slot: Path, offset: int, nbytes: int) -> bytes:
 
 
 def test_a_slot_that_holds_another_step_by_now_is_said(run: Path, tmp_path: Path):
-    failed = outcome(write_job(begin(run, 2, 1), tiny_slots(tmp_path, step=1), step=2))
-    assert isinstance(failed, Failed)
-    assert failed.kind == "overwritten-source"
+    result = outcome(write_job(begin(run, 2, 1), tiny_slots(tmp_path, step=1), step=2))
+    assert isinstance(result, Failed)
+    assert result.kind == "overwritten-source"
 
 
 def test_a_staging_directory_that_went_is_said_and_not_made_anew(run: Path, tmp_path: Path):
-    failed = outcome(write_job(run / "gone", tiny_slots(tmp_path)))
-    assert isinstance(failed, Failed)
-    assert failed.kind == "persistent-tier:missing"
+    result = outcome(write_job(run / "gone", tiny_slots(tmp_path)))
+    assert isinstance(result, Failed)
+    assert result.kind == "persistent-tier:missing"
     assert not (run / "gone").exists()
 
 
 def test_a_file_size_limit_counts_as_no_space(run: Path, tmp_path: Path):
-    failed = outcome(write_job(begin(run, 1, 1), tiny_slots(tmp_path)), ("prlimit", "--fsize=5"))
-    assert isinstance(failed, Failed)
-    assert failed.kind == "persistent-tier:no-space"
-    assert "File too large" in failed.message
+    result = outcome(write_job(begin(run, 1, 1), tiny_slots(tmp_path)), ("prlimit", "--fsize=5"))
+    assert isinstance(result, Failed)
+    assert result.kind == "persistent-tier:no-space"
+    assert "File too large" in result.message
     assert list_persisted(run) == ()
 
 
@@ -162,16 +162,16 @@ def test_a_full_or_read_only_file_system_is_said(
     run: Path, tmp_path: Path, options: str, then: str, reason: str, text: str
 ):
     job = write_job(run / "staging", tiny_slots(tmp_path))
-    failed = outcome(job, (*in_mount(options, then), str(run)))
-    assert isinstance(failed, Failed)
-    assert failed.kind == f"persistent-tier:{reason}"
-    assert text in failed.message
+    result = outcome(job, (*in_mount(options, then), str(run)))
+    assert isinstance(result, Failed)
+    assert result.kind == f"persistent-tier:{reason}"
+    assert text in result.message
 
 
 def test_a_writer_that_is_killed_leaves_only_staging_and_the_retry_finishes(run: Path, tmp_path: Path):
     slots = tiny_slots(tmp_path)
     staging = begin(run, 1, 1)
-    for num_reports in range(3):
+    for num_reports in range(2):
         process = WriterProcess(write_job(staging, slots))
         left = [num_reports]
 

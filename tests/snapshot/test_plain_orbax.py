@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +24,25 @@ from snapshot.describe import describe_tree
 from snapshot.tree import flatten, layout_of
 
 
+@jax.tree_util.register_dataclass
+@dataclass
+class Loop:
+    count: jax.Array
+    rate: float
+
+
 def training_state(mesh: Mesh) -> dict[str, Any]:
     leaves = every_kind_of_leaf(mesh)
     params = {"w": leaves["float32"], "b.c/d": leaves["bfloat16"]}
     moments = jax.tree.map(lambda leaf: put(mesh, leaf + 1), optax.adam(0.1).init(params))
     nested = [leaves["scalar"], (leaves["bool"], None, ())]
-    return leaves | {"params": params, "opt": moments, "list": nested, "nothing": {}}
+    return leaves | {
+        "params": params,
+        "opt": moments,
+        "list": nested,
+        "nothing": {},
+        "loop": Loop(leaves["single"], 0.5),
+    }
 
 
 def digests(state: Any) -> dict[str, list[Any]]:
@@ -41,11 +56,8 @@ def digests(state: Any) -> dict[str, list[Any]]:
 
 
 def without_containers(found: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Name leaves as they are in plain dicts and lists: without a target nothing knows of optax."""
-    return {
-        path.replace(".count", "['count']").replace(".mu", "['mu']").replace(".nu", "['nu']"): content
-        for path, content in found.items()
-    }
+    """Name leaves as they are in plain dicts and lists: without a target nothing knows of attributes."""
+    return {re.sub(r"\.(\w+)(?=$|[\[.])", r"['\1']", path): content for path, content in found.items()}
 
 
 @pytest.mark.timeout(120)
