@@ -86,6 +86,7 @@ class ArenaTasks:
         self._persist_root = persist_root
         self._journal: JournalReader | None = None
         self._staged_bytes = 0
+        self._rejected: tuple[str, ...] = ()
         self._staged_tier: Tier = "peer"
 
     def verify(self, generation: int, tell: Callable[[Verified], None]) -> None:
@@ -185,7 +186,15 @@ class ArenaTasks:
         except (ElasticError, OSError) as failed:
             error = str(failed)
         if command.generation == generation():
-            send(Staged(slice_index=self._slice, generation=command.generation, error=error))
+            rejected, self._rejected = self._rejected, ()
+            send(
+                Staged(
+                    slice_index=self._slice,
+                    generation=command.generation,
+                    error=error,
+                    rejected=rejected,
+                )
+            )
 
     def stage_persisted_now(self, command: StagePersisted) -> None:
         """Read this host's boxes from the persistent tier into its stage.
@@ -302,6 +311,8 @@ class ArenaTasks:
             deadline_s=FETCH_DEADLINE_S,
             tls=self._tls,
         )
+        if isinstance(command, Stage):
+            self._rejected = fetched.rejected
         return dict(zip(pieces, fetched.checksums, strict=True))
 
 

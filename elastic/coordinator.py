@@ -182,6 +182,8 @@ class Coordinator:
                 "generation": state.generation,
                 "world": state.world,
                 "newest_committed": state.newest_committed,
+                "newest_persisted": max((one.step for one in state.persisted), default=None),
+                "persist_failed_step": None if state.persist_failed_step < 0 else state.persist_failed_step,
                 "members": [
                     {
                         "slice": member.slice_index,

@@ -166,11 +166,12 @@ class Fenced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
-    """A host has, verified, all it was told to fetch; or it says why not."""
+    """A host has, verified, all it was told to fetch; or it says why not. `rejected`: copies passed over."""
 
     slice_index: int
     generation: int
     error: str = ""
+    rejected: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

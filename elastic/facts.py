@@ -177,16 +177,7 @@ def _fenced(turn: Turn, event: Fenced) -> None:
     if is_leaving and event.worker is WorkerState.READY:
         turn.update(event.slice_index, worker=WorkerState.READY, finished=False)
         turn.write_worker(event.slice_index, "unwound", member.worker_pid)
-    for reason in event.rejected:
-        turn.write(
-            SnapshotRejected(
-                unix_s=turn.now.unix_s,
-                generation=turn.state.generation,
-                slice_index=event.slice_index,
-                step=None,
-                reason=reason,
-            )
-        )
+    _write_rejected(turn, event.slice_index, event.rejected)
     for snapshot in event.snapshots:
         turn.write(
             SnapshotsVerified(
@@ -199,7 +190,21 @@ def _fenced(turn: Turn, event: Fenced) -> None:
         )
 
 
+def _write_rejected(turn: Turn, slice_index: int, reasons: tuple[str, ...]) -> None:
+    for reason in reasons:
+        turn.write(
+            SnapshotRejected(
+                unix_s=turn.now.unix_s,
+                generation=turn.state.generation,
+                slice_index=slice_index,
+                step=None,
+                reason=reason,
+            )
+        )
+
+
 def _staged(turn: Turn, event: Staged) -> None:
+    _write_rejected(turn, event.slice_index, event.rejected)
     turn.update(event.slice_index, done=not event.error)
     if event.error:
         turn.stage_error = event.error

@@ -79,6 +79,8 @@ class JobSpec:
     persist: PersistSpec | None = None
     cadence: Cadence = EVERY_STEP
     """How often the state is captured."""
+    copy_threads: int | None = None
+    """Threads that a worker copies snapshots with; None: as many as the machine's processors allow."""
     heartbeat_s: float = 0.25
     agent_dead_s: float = 1.5
     worker_stopped_s: float = 0.3

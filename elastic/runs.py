@@ -23,6 +23,7 @@ from elastic.report_html import write_html
 from elastic.report_terminal import print_report
 from elastic.state import Config
 from reshard.errors import ElasticError, JobFailedError, UsageError
+from snapshot.copying import default_num_threads
 from snapshot.dataplane_auth import TlsFiles
 from snapshot.gc import collect
 from snapshot.persist import lock_root, next_epoch
@@ -124,12 +125,18 @@ def prepare(wanted: Wanted) -> tuple[JobSpec, Sequence[Any]]:
         target_steps=wanted.target_steps,
         shm_root=wanted.shm_root,
         persist=wanted.persist,
+        copy_threads=None if adapter.one_process else copy_threads(wanted.config.num_slices),
         tls=wanted.tls,
         cadence=wanted.cadence,
     )
     environment = adapter.worker_environment(spec)
     fields = {name: getattr(spec, name) for name in spec.__dataclass_fields__}
     return JobSpec(**(fields | {"worker_environment": environment})), faults
+
+
+def copy_threads(workers_on_machine: int) -> int:
+    """How many threads each of several workers on this machine may copy with."""
+    return max(1, default_num_threads() // workers_on_machine)
 
 
 def conclude(spec: JobSpec, ended: RunEnded | None, error: ElasticError | None) -> int:

@@ -40,6 +40,7 @@ class Session:
                     self._runtime,
                     self._memory,
                     cadence=self._spec.cadence,
+                    copy_threads=self._spec.copy_threads,
                     seed=self._spec.seed,
                 )
             except ElasticError as error:

@@ -77,6 +77,8 @@ class StateKeeper:
         mesh: Mesh,
         elastic_axis: str,
         cadence: Cadence,
+        *,
+        copy_threads: int | None,
     ) -> None:
         self._spec = spec
         self._link = link
@@ -84,6 +86,7 @@ class StateKeeper:
         self._mesh = mesh
         self._elastic_axis = elastic_axis
         self._cadence = cadence
+        self._copy_threads = copy_threads
         self._capturers: list[Capturer] = []
         self._buddy_bytes: dict[HostId, int] = {}
         self._has_buddies = False
@@ -103,7 +106,8 @@ class StateKeeper:
             return state, 0
         source = self._source(step)
         try:
-            state = restore(self._memory.target(init, shardings, arguments), source)
+            target = self._memory.target(init, shardings, arguments)
+            state = restore(target, source, num_threads=self._copy_threads)
         finally:
             source.close()
         jax.block_until_ready(state)
@@ -187,7 +191,7 @@ class StateKeeper:
         for host, arena in self._link.arenas().items():
             if host not in chosen:
                 continue
-            capturer = Capturer(arena, layout, host, chosen[host])
+            capturer = Capturer(arena, layout, host, chosen[host], num_threads=self._copy_threads)
             shards = [(copy.path, copy.box) for copy in kept[host]]
             self._buddy_bytes[host] = required_bytes(make_static(host, layout, shards)) if shards else 0
             is_small = self._num_records <= SMALL_JOURNAL_RECORDS

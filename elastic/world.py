@@ -45,6 +45,7 @@ class World:
         memory: StateMemory,
         *,
         cadence: Cadence,
+        copy_threads: int | None,
         seed: int,
     ) -> None:
         self._spec = spec
@@ -52,6 +53,7 @@ class World:
         self._runtime = runtime
         self._memory = memory
         self._cadence = cadence
+        self._copy_threads = copy_threads
         self._seed = seed
         self._compiles = CompileWatch.shared()
         self._mesh: Mesh | None = None
@@ -122,7 +124,13 @@ class World:
         self._check()
         began_s = time.perf_counter()
         keeper = StateKeeper(
-            self._spec, self._link, self._memory, self._mesh, self._elastic_axis, self._cadence
+            self._spec,
+            self._link,
+            self._memory,
+            self._mesh,
+            self._elastic_axis,
+            self._cadence,
+            copy_threads=self._copy_threads,
         )
         state, read_bytes = keeper.make(init, shardings, arguments, self._runtime)
         self._keeper = keeper

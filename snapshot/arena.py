@@ -37,7 +37,14 @@ from snapshot.job import (
 from snapshot.journal import Journal, JournalReader
 from snapshot.manifest import Manifest, make_static
 from snapshot.pin import PINNED_NAME, pin_snapshot
-from snapshot.reserve import keep_rank, replace_slot, reserve_journal, reserve_slots
+from snapshot.reserve import (
+    grow_slot,
+    keep_rank,
+    not_a_slot,
+    remove_unfinished,
+    reserve_journal,
+    reserve_slots,
+)
 from snapshot.shm import FileLock, check_root
 from snapshot.slot import Bytes, SlotWriter, write_slot
 from snapshot.slot_reader import SlotReader
@@ -101,13 +108,14 @@ class Arena:
     ) -> None:
         """Make room for `num_slots` slots of `slot_bytes` and for the journal.
 
-        What is large enough is kept. A smaller slot is made anew, and loses its content, unless it is
-        the newest complete one: that one grows later, when it has become the older. A smaller journal
-        grows and keeps its records. Raises InsufficientMemoryError, InsufficientMemoryError.fields
-        saying how much is needed, before anything is touched if the room is clearly too small.
+        What is large enough is kept; smaller slots grow and keep their content, and so does the journal.
+        What an agent that was killed left unfinished goes. For the agent. Raises InsufficientMemoryError,
+        InsufficientMemoryError.fields saying how much is needed, before anything is touched if the room is
+        clearly too small.
         """
         if num_slots < MIN_SLOTS:
             raise UsageError(f"{num_slots} slots: at least {MIN_SLOTS} are needed to keep one complete")
+        remove_unfinished(self.directory)
         reserve_slots([self._slot_path(index) for index in range(num_slots)], slot_bytes)
         self._slot_indexes = ()
         if journal_records:
@@ -153,7 +161,7 @@ class Arena:
         chosen = min(indexes, key=lambda index: keep_rank(self._writer(index), step))
         if self._writer(chosen).capacity_bytes < slot_bytes:
             self._writers.pop(chosen).close()
-            replace_slot(self._slot_path(chosen), slot_bytes)
+            grow_slot(self._slot_path(chosen), slot_bytes)
         return self._writer(chosen)
 
     def map_slots(self) -> None:
@@ -261,12 +269,19 @@ class Arena:
 
     def _writer(self, index: int) -> SlotWriter:
         path = f"{self.directory}/slot{index}"
-        info = os.stat(path)
+        try:
+            info = os.stat(path)
+        except FileNotFoundError as error:
+            raise not_a_slot(Path(path), error) from error
         writer = self._writers.get(index)
-        if writer is None or writer.identity != (info.st_dev, info.st_ino):
+        if writer is None or writer.identity != (info.st_dev, info.st_ino, info.st_size):
             if writer is not None:
                 writer.close()
-            writer = self._writers[index] = SlotWriter(Path(path))
+                del self._writers[index]
+            try:
+                writer = self._writers[index] = SlotWriter(Path(path))
+            except (OSError, ValueError) as error:
+                raise not_a_slot(Path(path), error) from error
         return writer
 
     def _require_journal(self) -> None:

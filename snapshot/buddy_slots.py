@@ -10,7 +10,7 @@ from pathlib import Path
 
 from reshard.errors import UsageError
 from snapshot.manifest import StaticManifest, encode_static
-from snapshot.reserve import keep_rank, replace_slot, reserve_slots
+from snapshot.reserve import grow_slot, keep_rank, reserve_slots
 from snapshot.slot import SlotWriter, required_bytes
 
 BUDDY_PREFIX = "buddy"
@@ -39,7 +39,7 @@ class BuddySlots:
         chosen = min(self._paths, key=lambda path: keep_rank(self._writer(path), step))
         if self._writer(chosen).capacity_bytes < required_bytes(static):
             self._writers.pop(chosen).close()
-            replace_slot(chosen, required_bytes(static))
+            grow_slot(chosen, required_bytes(static))
         writer = self._writer(chosen)
         writer.prepare(static, encode_static(static))
         writer.begin()

@@ -126,13 +126,3 @@ def open_source(
         else:
             reader.close()
     return ShardSource(step, matching, left_out)
-
-
-def newest_slot(paths: Iterable[Path]) -> Path | None:
-    """Return the file of the newest complete snapshot."""
-    newest: tuple[tuple[int, int], Path] | None = None
-    for reader, manifest in complete_slots(paths, []):
-        reader.close()
-        if newest is None or manifest.order > newest[0]:
-            newest = manifest.order, reader.path
-    return None if newest is None else newest[1]

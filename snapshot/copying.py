@@ -18,7 +18,7 @@ import xxhash
 
 from reshard.errors import UsageError
 
-BLOCK_BYTES = 256 << 10
+BLOCK_BYTES = 512 << 10
 MAX_DEFAULT_THREADS = 4
 MIN_BYTES_A_THREAD = 2 << 20
 """About a quarter of a millisecond of copying; waking a thread takes a tenth of that."""

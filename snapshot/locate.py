@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,10 +11,12 @@ import msgspec
 
 from reshard.errors import UsageError
 from reshard.ids import HostId
+from snapshot.buddy_slots import BUDDY_PREFIX
 from snapshot.gc import list_jobs
 from snapshot.job import DEFAULT_ROOT, JOB_PREFIX, host_directories, job_directory
 
 JOB_FILE = "job.json"
+_SLOT = re.compile(rf"(slot|{BUDDY_PREFIX})\d+", re.ASCII)
 START_ONE = (
     "Start one with `elastic demo` or `elastic launch`, or name a job that `elastic snapshot ls` lists."
 )
@@ -62,16 +65,16 @@ def find_job(where: str | os.PathLike[str] | None = None, *, root: Path = DEFAUL
 
 
 def slot_files(job: FoundJob) -> tuple[tuple[HostId, Path], ...]:
-    """Return the slots of all hosts of the job on this machine, by host and number."""
-    found: list[tuple[HostId, int, Path]] = []
+    """Return the slots of all hosts of the job on this machine, also those kept for other slices, by host."""
+    found: list[tuple[HostId, Path]] = []
     for host, directory in host_directories(job.directory):
         try:
             names = os.listdir(directory)
         except FileNotFoundError:  # the job is ending
             continue
-        slots = [name for name in names if name.startswith("slot") and name[4:].isdecimal()]
-        found += [(host, int(name[4:]), directory / name) for name in slots]
-    return tuple((host, path) for host, _, path in sorted(found))
+        slots = sorted(filter(_SLOT.fullmatch, names), key=lambda name: (name[0] == "b", len(name), name))
+        found += [(host, directory / name) for name in slots]
+    return tuple(found)
 
 
 def _only_live_job(root: Path) -> FoundJob:

@@ -11,7 +11,7 @@ import numpy as np
 import tensorstore as ts
 
 from reshard.boxes import Box, full_box, shape_of, volume
-from reshard.errors import MissingShardError, UsageError
+from reshard.errors import ElasticError, MissingShardError, UsageError
 from reshard.execute import element_dtype
 from reshard.layout import ArrayLayout
 from snapshot.contents import RejectedCopy
@@ -42,6 +42,7 @@ class PersistentSource:
         self.arrays: dict[str, ArrayLayout] = {array.path: array for array in self.persisted.layout.arrays}
         self._stored = stored_arrays(self.persisted.layout, self.persisted.facts.tree)
         self._stores: dict[str, Any] = {}
+        self.rejected: list[str] = []
 
     def read(self, path: str, box: Box) -> Elements:
         """Return a private C-order array of the box's elements.
@@ -55,6 +56,20 @@ class PersistentSource:
         result = np.empty(shape_of(box), element_dtype(array.itemsize))
         self.read_into([(path, box, result)])
         return result
+
+    def boxes(self, path: str) -> tuple[Box, ...]:
+        """Return the boxes that `path` was written in."""
+        array = self.arrays.get(path)
+        return () if array is None else tuple(sorted(set(self.persisted.layout.boxes(array))))
+
+    def read_stored(self, path: str, box: Box, out: Any) -> bool:
+        """Read one of `boxes` into `out`, bytes in C order; False, and why in `rejected`, if it cannot."""
+        try:
+            self.read_into([(path, box, out)])
+        except ElasticError as error:
+            self.rejected.append(error.message)
+            return False
+        return True
 
     read_piece = read
     """Any box may be asked for; the name is the one that `ShardSource` has for pieces of a stored shard."""

@@ -5,36 +5,51 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from reshard.errors import CorruptCopyError, InsufficientMemoryError
-from snapshot.contents import newest_slot
+from reshard.errors import CorruptCopyError, UsageError
 from snapshot.journal import JournalReader, allocate_journal, copy_journal
-from snapshot.shm import PAGE_BYTES, align, available_bytes, require_bytes
-from snapshot.slot import SlotWriter, allocate_slot
+from snapshot.shm import PAGE_BYTES, align, grow_file, require_bytes
+from snapshot.slot import SlotWriter, allocate_slot, empty_slot
+from snapshot.slot_reader import SlotReader
 
 
 def reserve_slots(paths: Sequence[Path], slot_bytes: int) -> None:
-    """Make each of these slots at least `slot_bytes`, but never touch the newest complete one.
+    """Make each of these slots at least `slot_bytes`; what they hold stays.
 
     Raises InsufficientMemoryError, before anything is touched if the room is clearly too small.
     """
     slot_bytes = align(slot_bytes, PAGE_BYTES)
-    newest = newest_slot(paths)
-    small = [path for path in paths if path != newest and _size(path) < slot_bytes]
+    small = [path for path in paths if _size(path) < slot_bytes]
     if small:
         require_bytes(small[0].parent, sum(slot_bytes - _size(path) for path in small))
     for path in small:
-        replace_slot(path, slot_bytes)
+        grow_slot(path, slot_bytes)
+    for path in paths:
+        _empty_if_damaged(path)
 
 
-def replace_slot(path: Path, slot_bytes: int) -> None:
-    """Make a slot anew with another size; what it holds is lost. Raises InsufficientMemoryError."""
+def grow_slot(path: Path, slot_bytes: int) -> None:
+    """Make a slot, or make it larger in place, so that no room for a second one is needed meanwhile.
+
+    Raises InsufficientMemoryError, the slot as it was, and UsageError for what is no file.
+    """
     try:
+        grow_file(path, slot_bytes)
+    except FileNotFoundError:
         allocate_slot(path, slot_bytes)
-    except InsufficientMemoryError:
-        if not path.exists() or slot_bytes > available_bytes(path.parent) + _size(path):
-            raise
-        path.unlink()  # not the newest snapshot; its room is needed for its own successor
-        allocate_slot(path, slot_bytes)
+    except (OSError, ValueError) as error:
+        raise not_a_slot(path, error) from error
+
+
+def not_a_slot(path: Path, error: Exception) -> UsageError:
+    """Build the error for something else that has the name of a slot."""
+    return UsageError(f"slot {path} cannot be used: {error}", remedy="Remove what was put in its place.")
+
+
+def remove_unfinished(directory: Path) -> None:
+    """Remove what an agent that was killed was making: files that never got their name keep their memory."""
+    for path in directory.glob("*"):
+        if path.name.endswith((".new", ".part")):
+            path.unlink(missing_ok=True)
 
 
 def reserve_journal(path: Path, record_bytes: int, num_records: int) -> None:
@@ -58,6 +73,15 @@ def keep_rank(writer: SlotWriter, step: int) -> tuple[int, int, int]:
         return 0, 0, 0
     generation, held_step = writer.order
     return (1 if held_step > step else 2), generation, held_step
+
+
+def _empty_if_damaged(path: Path) -> None:
+    """Mark a slot as empty whose header cannot be read: else it could count as the newest, and be kept."""
+    try:
+        with SlotReader(path) as reader:
+            reader.read_manifest()
+    except CorruptCopyError:
+        empty_slot(path)
 
 
 def _size(path: Path) -> int:

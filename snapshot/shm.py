@@ -112,8 +112,31 @@ def allocate_file(path: Path, nbytes: int, head: bytes) -> None:
         os.close(fd)
 
 
-def map_writable(path: Path) -> tuple[mmap.mmap, tuple[int, int]]:
-    """Map a whole existing file for writing, pages faulted in; also return its (device, inode).
+def grow_file(path: Path, nbytes: int) -> None:
+    """Make an existing file at least `nbytes` long, its content kept. Raises InsufficientMemoryError.
+
+    Then its size is what it was: who has it mapped never sees it shrink.
+    """
+    nbytes = align(nbytes, PAGE_BYTES)
+    fd = open_regular(path, os.O_RDWR)
+    try:
+        before_bytes = os.fstat(fd).st_size
+        if before_bytes < nbytes:
+            available = available_bytes(path.parent)
+            try:
+                os.posix_fallocate(fd, 0, nbytes)
+            except OSError as error:
+                if os.fstat(fd).st_size > before_bytes:
+                    os.ftruncate(fd, before_bytes)
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                    raise
+                raise insufficient(path, nbytes - before_bytes, available) from error
+    finally:
+        os.close(fd)
+
+
+def map_writable(path: Path) -> tuple[mmap.mmap, tuple[int, int, int]]:
+    """Map a whole existing file for writing, pages faulted in; also return its (device, inode, bytes).
 
     Raises InsufficientMemoryError when the file has pages that do not exist and cannot be made.
     """
@@ -128,7 +151,7 @@ def map_writable(path: Path) -> tuple[mmap.mmap, tuple[int, int]]:
     except OSError as error:
         mapping.close()
         raise insufficient(path, info.st_size, available_bytes(path.parent)) from error
-    return mapping, (info.st_dev, info.st_ino)
+    return mapping, (info.st_dev, info.st_ino, info.st_size)
 
 
 class FileLock:

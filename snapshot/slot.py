@@ -21,7 +21,7 @@ from reshard.errors import UsageError
 from snapshot import slot_header as fmt
 from snapshot.checksum import checksum
 from snapshot.manifest import Manifest, StaticManifest, encode_static
-from snapshot.shm import allocate_file, map_writable
+from snapshot.shm import allocate_file, map_writable, open_regular
 from snapshot.slot_header import SlotHeader
 
 Bytes = npt.NDArray[np.uint8]
@@ -35,6 +35,15 @@ _HEAD = struct.Struct("<4Q")
 def allocate_slot(path: Path, nbytes: int) -> None:
     """Make an empty slot file of at least `nbytes`. Raises InsufficientMemoryError."""
     allocate_file(path, max(nbytes, fmt.HEADER_BYTES), fmt.PREFIX)
+
+
+def empty_slot(path: Path) -> None:
+    """Make an existing file a slot that holds nothing, whatever its first bytes were."""
+    fd = open_regular(path, os.O_RDWR)
+    try:
+        os.pwrite(fd, fmt.PREFIX.ljust(fmt.FIELDS_OFFSET, b"\0"), 0)
+    finally:
+        os.close(fd)
 
 
 def required_bytes(static: StaticManifest) -> int:

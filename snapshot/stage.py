@@ -78,5 +78,5 @@ class StageWriter:
     def _has_name(self) -> bool:
         with contextlib.suppress(FileNotFoundError):
             info = os.stat(self._temporary, follow_symlinks=False)
-            return (info.st_dev, info.st_ino) == self._writer.identity
+            return (info.st_dev, info.st_ino) == self._writer.identity[:2]
         return False

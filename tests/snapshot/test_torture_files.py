@@ -237,11 +237,6 @@ def test_reader_opened_before_the_damage_gives_no_wrong_bytes(root: Path, arena:
     source.close()
 
 
-@pytest.mark.xfail(
-    raises=FileNotFoundError,
-    reason="snapshot.reserve.replace_slot: the slot it unlinks to make room stays missing if that fails, "
-    "and every later capture raises FileNotFoundError",
-)
 def test_worker_goes_on_after_a_growth_that_found_no_room(
     root: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,17 +244,13 @@ def test_worker_goes_on_after_a_growth_that_found_no_room(
         raise InsufficientMemoryError(nbytes, 0, str(path))
 
     with monkeypatch.context() as patch:
-        patch.setattr("snapshot.reserve.allocate_slot", refuse)
+        patch.setattr("snapshot.reserve.grow_file", refuse)
         with pytest.raises(InsufficientMemoryError):
             arena.slot_for_write(4 << 20, 3)
     capture_step(arena, 3, static=static_of(A, num_rows=NUM_ROWS, both_halves=True))
     assert shown_step(root) == 3
 
 
-@pytest.mark.xfail(
-    raises=AssertionError,
-    reason="a file that an agent was allocating when it was killed keeps its memory until the job ends",
-)
 def test_agent_that_takes_over_frees_what_the_killed_one_was_making(root: Path, arena: Arena) -> None:
     for name in ("slot1.new", "stage.part"):
         (arena.directory / name).write_bytes(bytes(1 << 20))

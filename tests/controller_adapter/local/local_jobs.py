@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -141,11 +142,28 @@ def run(
     faults: Mapping[tuple[int, int], tuple[Any, ...]] | None = None,
     *,
     spread: bool = False,
+    hook: Hook = lambda world, step: None,
 ) -> Outcome:
     attempts: list[tuple[int, int]] = []
-    hook = faults_at(faults or {}, lambda world, step: attempts.append((world.generation, step)))
-    train(open_session(spec), steps, hook, spread=spread)
+
+    def note(world: World, step: int) -> None:
+        attempts.append((world.generation, step))
+        hook(world, step)
+
+    train(open_session(spec), steps, faults_at(faults or {}, note), spread=spread)
     return outcome(spec, attempts)
+
+
+def wait_until_persisted(directory: Path, step: int, bound_s: float = 60.0) -> Hook:
+    """A hook that lets the world go on two steps after `step` only when that is in the persistent tier."""
+
+    def hook(world: World, now_at: int) -> None:
+        until_s = time.monotonic() + bound_s
+        while now_at == step + 2 and not (directory / str(step)).exists():
+            assert time.monotonic() < until_s, f"step {step} is not in {directory}"
+            world._link.engine.pump(0.02)  # type: ignore[attr-defined]
+
+    return hook
 
 
 def outcome(spec: JobSpec, attempts: list[tuple[int, int]] | None = None) -> Outcome:

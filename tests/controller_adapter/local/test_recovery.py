@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from local_jobs import Outcome, faults_at, make_spec, open_session, outcome, run, train
+from local_jobs import (
+    Outcome,
+    faults_at,
+    make_spec,
+    open_session,
+    outcome,
+    run,
+    train,
+    wait_until_persisted,
+)
 
 from elastic.cadence import Cadence, EverySeconds, EverySteps, StallBudget
+from elastic.job import PersistSpec
 from elastic.ports import JobOver
 from elastic.records import LossDetected, RunEnded, StepCommitted, of_kind
 
@@ -141,8 +152,83 @@ def test_stop_of_all_slices_goes_on_from_their_memory(
     assert result.losses == undisturbed
 
 
+@pytest.mark.parametrize("lost", [(0,), (1,), (2,)])
+def test_state_that_one_slice_has_survives_it_in_the_memory_of_a_buddy(
+    tmp_path: Path, root: Path, undisturbed: dict[int, float], lost: tuple[int, ...]
+) -> None:
+    result = run(make_spec(tmp_path, root, replicas=2), faults={(1, 6): ("kill", *lost)}, spread=True)
+    assert_nothing_lost(result)
+    assert_same_losses(result, undisturbed, 0)
+    (recovery,) = result.report.recoveries
+    assert recovery.lost_slices == lost
+    assert recovery.source_tiers["peer"] == recovery.bytes_moved == recovery.bytes_lower_bound > 0
+
+
+@pytest.mark.parametrize("lost", [(0, 1), (0, 2), (1, 2)])
+def test_loss_of_all_but_one_of_three_copies_is_survived(
+    tmp_path: Path, root: Path, undisturbed: dict[int, float], lost: tuple[int, ...]
+) -> None:
+    result = run(make_spec(tmp_path, root, replicas=3), faults={(1, 6): ("kill", *lost)}, spread=True)
+    assert_nothing_lost(result)
+    assert_same_losses(result, undisturbed, 0)
+
+
+def test_slices_that_come_back_get_copies_again(
+    tmp_path: Path, root: Path, undisturbed: dict[int, float]
+) -> None:
+    spec = make_spec(tmp_path, root, replicas=2, rejoin_after_steps=2)
+    result = run(spec, faults={(1, 3): ("kill", 1), (3, 9): ("kill", 2)}, spread=True)
+    assert_nothing_lost(result)
+    assert_same_losses(result, undisturbed, 0)
+    assert [recovery.lost_slices for recovery in result.report.recoveries][::2] == [(1,), (2,)]
+
+
+def test_loss_of_more_than_the_copies_goes_on_from_the_persistent_tier(
+    tmp_path: Path, root: Path, undisturbed: dict[int, float]
+) -> None:
+    persist = PersistSpec(directory=tmp_path / "tier", every_steps=4)
+    spec = make_spec(tmp_path / "run", root, replicas=2, persists=True, rejoin_after_steps=0)
+    held = wait_until_persisted(persist.directory, step=3)
+    result = run(replace(spec, persist=persist), faults={(1, 6): ("kill", 0, 1)}, spread=True, hook=held)
+    report = result.report
+    assert report.run.outcome == "completed", report.run.error
+    assert (report.steps.committed, report.steps.lost) == (12, 0)
+    assert_same_losses(result, undisturbed, 0)
+    recovery = report.recoveries[0]
+    assert recovery.restored_step == 3
+    assert recovery.source_tiers["persistent"] > 0
+    assert "steps 4 to 5 were lost from memory" in recovery.explanation
+    assert report.invariants["restored_equals_captured"] == "held"
+    assert (report.snapshots.persisted_step, report.snapshots.persist_failed) == (11, 0)
+
+
+def test_new_job_goes_on_where_another_left_the_persistent_tier_with_fewer_slices(
+    tmp_path: Path, root: Path, undisturbed: dict[int, float]
+) -> None:
+    persist = PersistSpec(directory=tmp_path / "tier", every_steps=100)
+    first = run(replace(make_spec(tmp_path / "one", root, persists=True), persist=persist), steps=5)
+    assert first.report.snapshots.persisted_step == 4
+    spec = make_spec(tmp_path / "two", root, num_slices=2, replicas=2, persists=True)
+    second = run(replace(spec, persist=replace(persist, epoch=2)))
+    assert sorted(second.losses) == list(range(5, 12))
+    assert_same_losses(second, {step: undisturbed[step] for step in range(5, 12)}, 0)
+    assert second.report.steps.lost == 0
+
+
+def test_full_persistent_tier_is_told_and_training_goes_on(
+    tmp_path: Path, root: Path, undisturbed: dict[int, float]
+) -> None:
+    (tmp_path / "tier").write_text("a file, where the directory should be")
+    persist = PersistSpec(directory=tmp_path / "tier", every_steps=4)
+    result = run(replace(make_spec(tmp_path / "run", root, persists=True), persist=persist))
+    assert result.report.run.outcome == "completed"
+    assert result.losses == undisturbed
+    assert result.report.snapshots.persisted == 0
+    assert result.report.snapshots.persist_failed >= 1
+
+
 def test_state_that_only_the_lost_slice_had_is_said_to_be_lost(tmp_path: Path, root: Path) -> None:
-    spec = make_spec(tmp_path, root)
+    spec = make_spec(tmp_path, root, replicas=1)
     with pytest.raises(JobOver, match="the state is lost, and 5 committed steps"):
         run(spec, faults={(1, 5): ("kill", 1)}, spread=True)
     (ended,) = of_kind(outcome(spec).records, RunEnded)
