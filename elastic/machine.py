@@ -135,7 +135,7 @@ _NOTHING: dict[type[Event], Reaction] = dict.fromkeys(EVENTS, ignore)
 _ENDED = _NOTHING | {AgentAttached: release}
 
 TABLE: dict[Phase, dict[type[Event], Reaction]] = {
-    Phase.WAITING: _ALWAYS,
+    Phase.WAITING: _ALWAYS | {Persisted: advance},
     Phase.RUNNING: _ALWAYS
     | {
         StepFailed: suspect,

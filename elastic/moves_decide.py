@@ -116,7 +116,7 @@ def digest(turn: Turn, choice: Choice, purpose: Literal["captured", "restored", 
 
 def _miss(turn: Turn, why: str) -> None:
     """The hosts at hand cannot restore the state: never begin from scratch, wait for the others."""
-    if all(member.attached for member in turn.state.members):
+    if all(member.attached for member in turn.state.members) and not turn.state.is_finishing_persist:
         fail(turn, describe_state_left(turn))
     else:
         turn.change(uncovered=why)

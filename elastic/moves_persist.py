@@ -55,7 +55,7 @@ def observe_persisted(turn: Turn, event: Persisted) -> None:
     took_s = 0.0
     if under_way is not None and under_way.step == event.step:
         took_s = turn.now.unix_s - under_way.began_unix_s
-        turn.change(persisting=None)
+        turn.change(persisting=None, uncovered="")
     if event.snapshot is None:
         write_failure(turn, event.step, event.slice_index, event.error)
         return
@@ -75,7 +75,7 @@ def observe_persisted(turn: Turn, event: Persisted) -> None:
 def abandon(turn: Turn, why: str) -> None:
     """The snapshot under way will not be complete: say so. One whose shares are all there still may be."""
     under_way = turn.state.persisting
-    if under_way is None or (not under_way.missing and not under_way.failed):
+    if under_way is None or turn.state.is_finishing_persist:
         return
     turn.change(persisting=None)
     if not under_way.failed:

@@ -208,6 +208,11 @@ class JobState:
         """The snapshots in the memory of every host at hand, with or without a worker."""
         return {host_of(m.slice_index): m.snapshots for m in self.members if m.attached}
 
+    @property
+    def is_finishing_persist(self) -> bool:
+        """Whether a snapshot, all of it written, is just being put together in the persistent tier."""
+        return self.persisting is not None and not self.persisting.missing and not self.persisting.failed
+
     def is_persist_settled(self, step: int) -> bool:
         """Whether the snapshot of `step` is in the persistent tier, or will not get there."""
         is_there = any(snapshot.step == step for snapshot in self.persisted)

@@ -30,13 +30,14 @@ def reserve_slots(paths: Sequence[Path], slot_bytes: int) -> None:
 def grow_slot(path: Path, slot_bytes: int) -> None:
     """Make a slot, or make it larger in place, so that no room for a second one is needed meanwhile.
 
-    Raises InsufficientMemoryError, the slot as it was, and UsageError for what is no file.
+    What is no regular file is replaced. Raises InsufficientMemoryError, the slot as it was, and UsageError
+    where it cannot be replaced.
     """
     try:
         grow_file(path, slot_bytes)
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):
         allocate_slot(path, slot_bytes)
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise not_a_slot(path, error) from error
 
 

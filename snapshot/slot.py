@@ -69,6 +69,8 @@ class SlotWriter:
         self.shard_views: tuple[memoryview, ...] = ()
         self.shard_addresses: tuple[int, ...] = ()
         self._static: bytes | None = None
+        self._header = SlotHeader(*(0,) * 11)
+        self._fixed_fields = b""
         self._table_offset = 0
         self._table = struct.Struct("")
 
@@ -89,7 +91,7 @@ class SlotWriter:
 
         Raises UsageError when the slot is too small.
         """
-        if self._static == encoded:
+        if self._static == encoded and self._is_as_prepared():
             return
         static_offset, table_offset, data_offset = fmt.lay_out(len(encoded), len(static.shards))
         if data_offset + static.data_bytes > self.capacity_bytes:
@@ -110,13 +112,25 @@ class SlotWriter:
             data_offset=data_offset,
             data_bytes=static.data_bytes,
         )
+        fields = fmt.pack_fields(header)
         self._view[0 : fmt.COMMIT_OFFSET] = fmt.PREFIX
-        self._view[fmt.FIELDS_OFFSET : fmt.HEADER_BYTES] = fmt.pack_fields(header)
+        self._view[fmt.FIELDS_OFFSET : fmt.HEADER_BYTES] = fields
+        self._header = header
+        self._fixed_fields = fields[_HEAD.size :]
         self._view[static_offset : static_offset + len(encoded)] = encoded
         self._table_offset = table_offset
         self._table = struct.Struct(f"<{len(static.shards)}Q")
         self._point_at(static, data_offset)
         self._static = encoded
+
+    def _is_as_prepared(self) -> bool:
+        """Whether what stays the same from step to step is still there: others may have damaged it."""
+        header = self._header
+        start = fmt.FIELDS_OFFSET + _HEAD.size
+        is_intact = self._view[: fmt.COMMIT_OFFSET] == fmt.PREFIX
+        is_intact = is_intact and self._view[start : fmt.HEADER_BYTES] == self._fixed_fields
+        static = self._view[header.static_offset : header.static_offset + header.static_bytes]
+        return is_intact and checksum(static) == header.static_checksum
 
     def begin(self) -> None:
         """Mark the slot as being written: until `commit` it holds no snapshot."""

@@ -154,10 +154,11 @@ def test_copies_of_the_step_before_stay_until_the_next_are_complete() -> None:
             capture_step(arena, hosts.layout, 2, 2)
         hosts.captured(2)
         kept = copies_kept(hosts.layout, 2)
-        hosts.wait_replicated(2, *(host for host in kept if owner not in kept[host][0].sources))
+        waiting = [host for host in kept if owner in kept[host][0].sources]
+        hosts.wait_replicated(2, *(host for host in kept if host not in waiting))
         assert hosts.gaps_without(owner, step=1) == {}
         hosts.serve(owner)
-        hosts.wait_replicated(2)
+        hosts.wait_replicated(2, *waiting)
         for host in hosts.arenas:
             assert hosts.gaps_without(host, step=2) == {}
 

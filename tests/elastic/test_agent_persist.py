@@ -136,7 +136,8 @@ def test_damaged_or_missing_snapshot_on_disk_is_refused_with_its_name(tmp_path: 
         command = StagePersisted(
             slice_index=0, generation=7, step=1, layout=hosts.layout, boxes=(("['w']", ((0, 12), (0, 3))),)
         )
-        chunk = next(path for path in (tmp_path / "1" / "default" / "w").rglob("*") if path.name == "0")
+        files = (tmp_path / "1" / "default" / "w" / "c").rglob("0")
+        chunk = next(path for path in files if path.is_file())
         data = bytearray(chunk.read_bytes())
         data[3] ^= 1
         chunk.write_bytes(data)

@@ -108,6 +108,7 @@ def test_bad_input_is_one_clear_line_and_status_2(arguments: list[str], said: st
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_memory_too_small_for_the_snapshots_is_told_before_training(tmp_path: Path) -> None:
     memory = tmp_path / "memory"
     memory.mkdir()

@@ -32,6 +32,7 @@ def test_killed_slice_costs_nothing_and_comes_back(tmp_path: Path, baseline: Run
     assert processes_naming(str(tmp_path)) == []
 
 
+@pytest.mark.slow
 def test_survivors_take_the_smaller_program_from_the_compile_cache(tmp_path: Path) -> None:
     run = demo(tmp_path, "--rejoin-after-steps", "never", steps=30, faults=["kill:slice=0@step=12"])
     assert_nothing_lost(run, steps=30)

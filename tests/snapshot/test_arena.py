@@ -144,18 +144,36 @@ def test_source_puts_a_box_together_from_slot_and_staged_pieces(arena: Arena) ->
     source.close()
 
 
-def test_reserve_keeps_the_newest_snapshot_and_grows_the_other_slot(arena: Arena) -> None:
+def test_slots_grow_in_place_and_keep_what_they_hold(arena: Arena) -> None:
     reserve(arena)
     write_into(arena, 1)
     write_into(arena, 2)
+    files = [path.stat().st_ino for path in arena.slot_files()[:2]]
     arena.reserve(1 << 20)
-    assert steps(arena.manifests().complete) == [2]
-    writer = arena.slot_for_write(1 << 20, 3)
-    assert writer.capacity_bytes == 1 << 20
+    assert [path.stat().st_ino for path in arena.slot_files()[:2]] == files
+    assert steps(arena.manifests().complete) == [2, 1]
+    assert {holding.step for holding in arena.verified_holdings().holdings} == {1, 2}
+    assert arena.slot_for_write(1 << 20, 3).capacity_bytes == 1 << 20
     write_into(arena, 3)
     assert steps(arena.manifests().complete) == [3, 2]
-    assert arena.slot_for_write(1 << 20, 4).capacity_bytes == 1 << 20  # now the other one grows
-    assert steps(arena.manifests().complete) == [3]
+
+
+def test_slot_that_something_damaged_is_whole_again_after_the_next_capture(arena: Arena) -> None:
+    reserve(arena)
+    for step in (1, 2):
+        write_into(arena, step)
+    for offset in (
+        0,
+        40,
+        80,
+        4096,
+    ):  # magic, changing fields, fixed ones, manifest
+        with arena.slot_files()[0].open("r+b") as file:
+            file.seek(offset)
+            file.write(b"\xff" * 8)
+        for step in (3, 4):
+            write_into(arena, step)
+        assert steps(arena.manifests().complete) == [4, 3]
 
 
 def test_reserve_again_touches_nothing_that_is_large_enough(arena: Arena) -> None:

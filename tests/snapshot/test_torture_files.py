@@ -13,7 +13,7 @@ import pytest
 from view_helpers import SPLIT, WHOLE, A, B, capture_step, make_arena, static_of
 
 import snapshot
-from reshard.errors import InsufficientMemoryError, MissingShardError, RetryLaterError
+from reshard.errors import InsufficientMemoryError, MissingShardError, RetryLaterError, UsageError
 from snapshot import slot_header as fmt
 from snapshot.arena import Arena
 from snapshot.locate import find_job
@@ -187,9 +187,9 @@ def test_agent_that_reserves_over_it_makes_the_slot_anew_or_says_why_not(
     static = static_of(A, num_rows=NUM_ROWS, both_halves=True)
     try:
         arena.reserve(required_bytes(static))
-    except OSError as error:
-        assert error.errno == errno.EISDIR  # noqa: PT017
-        assert "slot1" in str(error)  # noqa: PT017
+    except UsageError as error:
+        assert put is put_directory
+        assert "slot1 cannot be used" in str(error)  # noqa: PT017
         assert sorted(os.listdir(arena.directory)) == ["lock", "slot0", "slot1"]
         return
     capture_step(arena, 3, static=static)

@@ -220,13 +220,16 @@ def test_view_leaves_no_file_descriptor_mapping_or_file(root: Path, pair: Pair) 
         view.copy(WHOLE)
 
 
-def test_view_keeps_a_slot_that_was_made_anew_larger(root: Path, pair: Pair) -> None:
+def test_view_survives_that_its_slot_grows_and_says_when_it_is_overwritten(root: Path, pair: Pair) -> None:
     with snapshot.open("job", root=root, step=1) as view:
         whole = view[WHOLE]
-        pair[0].reserve(1 << 20)  # the older slot is another file now
+        pair[0].reserve(1 << 20)
+        assert (whole == 1).all()
+        assert view.is_current()
         for step in (3, 4, 5):
             capture_step(pair[0], step)
-        assert (whole == 1).all()
+        assert not view.is_current()
+        assert (whole != 1).all()  # the memory of the slot, whatever is in it now
 
 
 def test_only_live_job_is_found_without_a_name(root: Path) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from controller_adapter.local import adapter
+from controller_adapter.local.engine import LocalEngine
 from controller_adapter.local.faults import inject
 from elastic.cadence import EVERY_STEP, Cadence
 from elastic.job import HISTORY_FILE, JobSpec, new_job_id
@@ -154,14 +155,15 @@ def run(
     return outcome(spec, attempts)
 
 
-def wait_until_persisted(directory: Path, step: int, bound_s: float = 60.0) -> Hook:
+def wait_until_persisted(step: int, bound_s: float = 60.0) -> Hook:
     """A hook that lets the world go on two steps after `step` only when that is in the persistent tier."""
 
     def hook(world: World, now_at: int) -> None:
         until_s = time.monotonic() + bound_s
-        while now_at == step + 2 and not (directory / str(step)).exists():
-            assert time.monotonic() < until_s, f"step {step} is not in {directory}"
-            world._link.engine.pump(0.02)  # type: ignore[attr-defined]
+        engine: LocalEngine = world._link.engine  # type: ignore[attr-defined]
+        while now_at == step + 2 and step not in [one.step for one in engine._state.persisted]:
+            assert time.monotonic() < until_s, f"step {step} is not in the persistent tier"
+            engine.pump(0.02)
 
     return hook
 

@@ -188,7 +188,7 @@ def test_loss_of_more_than_the_copies_goes_on_from_the_persistent_tier(
 ) -> None:
     persist = PersistSpec(directory=tmp_path / "tier", every_steps=4)
     spec = make_spec(tmp_path / "run", root, replicas=2, persists=True, rejoin_after_steps=0)
-    held = wait_until_persisted(persist.directory, step=3)
+    held = wait_until_persisted(step=3)
     result = run(replace(spec, persist=persist), faults={(1, 6): ("kill", 0, 1)}, spread=True, hook=held)
     report = result.report
     assert report.run.outcome == "completed", report.run.error
