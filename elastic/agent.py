@@ -68,6 +68,7 @@ from elastic.protocol import (
     Reserve,
     Reserved,
     StateDescribed,
+    StepTold,
     Unwound,
     WorkerCommitted,
     WorldRebuilt,
@@ -334,7 +335,10 @@ class Agent:
             return
         self._heard_s, self._heard_unix_s = time.monotonic(), time.time()
         if isinstance(message, WorkerCommitted):
-            self._send(self._tasks.committed_record(message))
+            record = self._tasks.committed_record(message)
+            self._send(StepTold(record=record, checksums=message.checksums))
+            if message.checksums:
+                self._captured(message.generation, message.step)
         elif isinstance(message, Reserve):
             self._to_worker(self._reserve(message))
         elif isinstance(message, Unwound):
@@ -357,15 +361,18 @@ class Agent:
         elif isinstance(message, LaidOut | Captured):
             self._send(message)
             if isinstance(message, Captured) and not message.is_audit:
-                self._buddies.captured(message.generation, message.step)
-                if self._persister is not None:
-                    self._persister.captured(message.generation, message.step)
+                self._captured(message.generation, message.step)
         elif isinstance(message, StateDescribed):
             if self._persister is not None:
                 self._persister.describe(message.tree)
         elif isinstance(message, WorkerFailed | StepFailed | LeftWorld | PreemptionNotice):
             self._failure_told = self._failure_told or isinstance(message, WorkerFailed)
             self._send(message)
+
+    def _captured(self, generation: int, step: int) -> None:
+        self._buddies.captured(generation, step)
+        if self._persister is not None:
+            self._persister.captured(generation, step)
 
     def _meet(self, connection: FramedSocket, hello: Hello) -> None:
         if self._worker is None or hello.pid != self._worker.pid:

@@ -104,6 +104,8 @@ class BuddyKeeper:
         self._given_up = threading.Event()
         self._closed = False
         self._kept: _Kept | None = None
+        self._idle_generation = -1
+        """A world in which no host keeps anything for others."""
 
     def start(self) -> None:
         """Have a thread pull whatever is captured from now on."""
@@ -117,6 +119,8 @@ class BuddyKeeper:
 
     def captured(self, generation: int, step: int) -> None:
         """The worker of this host has captured a step: pull the copies of it that belong here."""
+        if generation == self._idle_generation:
+            return
         with self._changed:
             self._given_up.clear()
             self._newest = generation, step
@@ -196,7 +200,10 @@ class BuddyKeeper:
     def _kept_in(self, manifest: Manifest) -> _Kept:
         if self._kept is None or self._kept.generation != manifest.generation:
             layout = manifest.static.layout
-            copies = copies_kept(layout, self._replicas)[self._host]
+            kept = copies_kept(layout, self._replicas)
+            if not any(kept.values()):
+                self._idle_generation = manifest.generation
+            copies = kept[self._host]
             static = make_static(self._host, layout, [(copy.path, copy.box) for copy in copies])
             self._kept = _Kept(manifest.generation, static, copies)
         return self._kept

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from elastic.events import (
     AuditAfter,
@@ -78,6 +79,8 @@ class AgentLink:
         self._audit: AuditAfter | None = None
         self._reserved: Reserved | None = None
         self._awaits_copies = False
+        self._held: Captured | None = None
+        """A capture that is told with the commit of its step."""
         self._replicated: Replicated | None = None
         self._end: JobEnded | None = None
         self._rescue: threading.Thread | None = None
@@ -176,6 +179,7 @@ class AgentLink:
         self, generation: int, restored_step: int | None, form_s: float, restore_s: float, shm_bytes: int
     ) -> None:
         """Tell that the state is on the devices."""
+        self._tell_held()
         self._tell(
             WorldRebuilt(
                 generation=generation,
@@ -195,27 +199,43 @@ class AgentLink:
         self._tell(StateDescribed(tree=tree))
 
     def captured(self, host: HostId, generation: int, step: int, checksums: bytes, *, is_audit: bool) -> None:
-        """Tell the checksums of a capture, or of an audit."""
-        self._tell(
-            Captured(
-                slice_index=host.slice_index,
-                generation=generation,
-                step=step,
-                checksums=checksums,
-                is_audit=is_audit,
-            )
+        """Tell the checksums of a capture (with the commit of its step, if one follows), or of an audit."""
+        captured = Captured(
+            slice_index=host.slice_index,
+            generation=generation,
+            step=step,
+            checksums=checksums,
+            is_audit=is_audit,
         )
+        if is_audit:
+            self._tell(captured)
+        else:
+            self._tell_held()
+            self._held = captured
 
     def committed(self, message: WorkerCommitted) -> None:
         """Tell that a step's outputs are ready and captured."""
+        held = self._held
+        if held is not None and (held.generation, held.step) == (message.generation, message.step):
+            self._held = None
+            message = replace(message, checksums=held.checksums)
+        self._tell_held()
         self._tell(message)
+
+    def _tell_held(self) -> None:
+        """Tell of a capture that no commit followed."""
+        held, self._held = self._held, None
+        if held is not None:
+            self._tell(held)
 
     def left(self, generation: int) -> None:
         """Tell that the loop has stopped at a boundary as told, or has rehearsed."""
+        self._tell_held()
         self._tell(LeftWorld(slice_index=self._slice, generation=generation))
 
     def ended(self, generation: int, step: int) -> None:
         """Tell that the training loop has come to its end."""
+        self._tell_held()
         self._tell(LoopEnded(generation=generation, step=step))
 
     def step_failed(self, generation: int, error: str) -> None:

@@ -48,7 +48,7 @@ from elastic.job import COORDINATOR_FILE, HISTORY_FILE, JobSpec, load_job, load_
 from elastic.leash import watch_leash
 from elastic.machine import step
 from elastic.persistent_reads import find_persisted
-from elastic.protocol import CONTROL_CODEC, Heartbeat
+from elastic.protocol import CONTROL_CODEC, Heartbeat, StepTold
 from elastic.records import FaultInjected, MessageRefused, RunStarted, StepCommitted, WorldFormed
 from elastic.runtime_service import ServicePool
 from elastic.state import initial_state
@@ -84,7 +84,7 @@ class Coordinator:
     def __init__(self, spec: JobSpec, token: str) -> None:
         self._spec = spec
         self._token = token
-        self._inbox: queue.SimpleQueue[tuple[int, Event | StepCommitted | FaultInjected | None]] = (
+        self._inbox: queue.SimpleQueue[tuple[int, Event | StepTold | FaultInjected | None]] = (
             queue.SimpleQueue()
         )
         self._agents: dict[int, _Agent] = {}
@@ -227,21 +227,31 @@ class Coordinator:
     def _take(self, sender: int, event: Any) -> None:
         if isinstance(event, FaultInjected):
             self._history.write(event)
-        elif isinstance(event, StepCommitted):
-            newest = self._committed.get(event.slice_index, -1)
-            if event.generation == self._world_generation and event.step > newest:
-                self._committed[event.slice_index] = event.step
-                # Also while that world is being left: what it committed may be what the next one goes on
-                # from.
-                self._history.write(event)
-                self._tracer.hear(event)
-            self._step(Committed(slice_index=sender, generation=event.generation, step=event.step))
+        elif isinstance(event, StepTold):
+            self._note_commit(event.record)
+            record = event.record
+            self._step(
+                Committed(
+                    slice_index=sender,
+                    generation=record.generation,
+                    step=record.step,
+                    checksums=event.checksums,
+                )
+            )
         elif getattr(event, "slice_index", sender) != sender and sender >= 0:
             self.refuse(f"slice {sender}", f"{type(event).__name__} in the name of another slice")
         else:
             self._step(event)
             if isinstance(event, AgentAttached):
                 self._tell_peers()
+
+    def _note_commit(self, record: StepCommitted) -> None:
+        newest = self._committed.get(record.slice_index, -1)
+        if record.generation == self._world_generation and record.step > newest:
+            self._committed[record.slice_index] = record.step
+            # Also while that world is being left: what it committed may be what the next one goes on from.
+            self._history.write(record)
+            self._tracer.hear(record)
 
     def _tell_peers(self) -> None:
         """Let every agent know where the others serve their shards."""

@@ -191,11 +191,12 @@ class Rebuilt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
-    """A worker's commit saw the outputs of a step ready."""
+    """A worker's commit saw the outputs of a step ready. `checksums` of its capture, as in Captured."""
 
     slice_index: int
     generation: int
     step: int
+    checksums: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

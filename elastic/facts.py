@@ -231,6 +231,12 @@ def _rebuilt(turn: Turn, event: Rebuilt) -> None:
 def _committed(turn: Turn, event: Committed) -> None:
     if turn.state.rehearsing:
         return
+    if event.checksums and event.generation == turn.state.generation:
+        index, generation = event.slice_index, event.generation
+        note_checksums(
+            turn,
+            Captured(slice_index=index, generation=generation, step=event.step, checksums=event.checksums),
+        )
     if event.step > turn.state.newest_before and turn.state.member(event.slice_index).starts:
         turn.update(event.slice_index, starts=0)
     if event.step > turn.state.newest_committed:

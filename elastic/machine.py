@@ -59,6 +59,12 @@ def suspect(turn: Turn, event: Event) -> None:
     moves_run.suspect(turn, event)
 
 
+def count_commit(turn: Turn, event: Event) -> None:
+    """A step is done: whatever the phase waits for, and what its capture's checksums say."""
+    moves_audit.order_audit(turn)
+    advance(turn, event)
+
+
 def order_audit(turn: Turn, event: Event) -> None:
     """Have everything on the devices compared, if copies disagreed."""
     moves_audit.order_audit(turn)
@@ -140,7 +146,7 @@ TABLE: dict[Phase, dict[type[Event], Reaction]] = {
     | {
         StepFailed: suspect,
         PreemptionNotice: advance,
-        Committed: advance,
+        Committed: count_commit,
         Captured: order_audit,
         LeftWorld: advance,
         Finished: advance,
@@ -156,7 +162,7 @@ TABLE: dict[Phase, dict[type[Event], Reaction]] = {
     Phase.REPLAYING: _ALWAYS
     | {
         StepFailed: suspect,
-        Committed: advance,
+        Committed: count_commit,
         Captured: order_audit,
         LeftWorld: advance,
         Finished: advance,

@@ -70,7 +70,8 @@ class WorkerCommitted:
     """The outputs of a step are ready, and captured if it was their turn (`captured_bytes` 0: they were not).
 
     `skipped`: a capture was due and left out, as it could not keep up. `interval_steps` lie between two
-    captures at present.
+    captures at present. `checksums` are those of the capture of this very step, as in
+    `elastic.events.Captured`; those of any other come on their own.
     """
 
     generation: int
@@ -84,6 +85,7 @@ class WorkerCommitted:
     cache_misses: int
     skipped: bool = False
     interval_steps: int = 1
+    checksums: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +108,17 @@ class LoopEnded:
 
     generation: int
     step: int
+
+
+# ---- agent → coordinator, beside events -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTold:
+    """A step is committed: its record for the history, and the checksums of its capture, if there was one."""
+
+    record: StepCommitted
+    checksums: bytes = b""
 
 
 # ---- agent → worker --------------------------------------------------------------------------------------
@@ -169,6 +182,4 @@ WORKER_CODEC = Codec(
         AuditAfter,
     )
 )
-CONTROL_CODEC = Codec(
-    (*get_args(AgentEvent), *get_args(AgentCommand), Heartbeat, StepCommitted, FaultInjected)
-)
+CONTROL_CODEC = Codec((*get_args(AgentEvent), *get_args(AgentCommand), Heartbeat, StepTold, FaultInjected))

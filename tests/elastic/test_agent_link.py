@@ -205,13 +205,16 @@ def test_next_agent_is_told_the_layout_again_but_no_checksums(
     link.captured(HostId(0), WORLD.generation, 3, b"12345678", is_audit=False)
     laid_out = LaidOut(slice_index=0, generation=2, layout=LAYOUT)
     captured = Captured(slice_index=0, generation=2, step=3, checksums=b"12345678")
+    link.captured(HostId(0), WORLD.generation, 4, b"87654321", is_audit=False)  # tells of the one before
     assert [agent.next(), agent.next()] == [laid_out, captured]
     agent.die()
     successor = FakeAgent(spec)
     heard = [successor.next(), successor.next()]
     assert heard == [Hello(pid=os.getpid(), generation=2), laid_out]
-    link.committed(COMMITTED)
-    assert successor.next() == COMMITTED
+    link.committed(replace(COMMITTED, step=4))
+    assert successor.next() == replace(COMMITTED, step=4, checksums=b"87654321")
+    link.committed(replace(COMMITTED, step=5))
+    assert successor.next() == replace(COMMITTED, step=5)
     successor.say(JobEnded(completed=True))
     agent.connection = successor.connection
 
