@@ -136,6 +136,7 @@ class JobView:
             self._rehearsals.add(record.generation)
             return
         if record.mode == "first":
+            self.committed = 0 if record.restored_step is None else record.restored_step + 1
             self._trouble_unix_s = None
         else:
             self._recovering = record

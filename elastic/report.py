@@ -92,6 +92,7 @@ def build_report(records: Sequence[Record]) -> Report:
             lost=len(lineage.lost),
             repeated=len(lineage.doubled),
             replayed=len(lineage.replayed),
+            before=0 if lineage.started_fresh else lineage.first_step or 0,
         ),
         samples=SampleCounts(consumed=audit.consumed, lost=audit.lost, repeated=audit.repeated),
         goodput=_goodput(records, lineage, badput),

@@ -39,13 +39,17 @@ class RunInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCounts:
-    """Distinct optimizer steps: in the final lineage, gone from it, applied twice, and run again."""
+    """Distinct optimizer steps: in the final lineage, gone from it, applied twice, and run again.
+
+    `before` were done by earlier runs: this one went on from their persistent tier.
+    """
 
     target: int | None
     committed: int
     lost: int
     repeated: int
     replayed: int
+    before: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

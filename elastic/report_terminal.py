@@ -82,7 +82,9 @@ def _count(number: int, *, bad: bool) -> RenderableType:
 def _losses_table(report: Report) -> RenderableType:
     table = _table("What was lost", "", "done", "lost", "repeated", "replayed")
     steps, samples = report.steps, report.samples
-    target = "" if steps.target is None else f" of {steps.target:,}"
+    target = "" if steps.target is None else f" of {steps.target - steps.before:,}"
+    if steps.before:
+        target += f" (after {steps.before:,})"
     lost, repeated = _count(steps.lost, bad=True), _count(steps.repeated, bad=True)
     table.add_row("steps", f"{steps.committed:,}{target}", lost, repeated, _count(steps.replayed, bad=False))
     lost, repeated = _count(samples.lost, bad=True), _count(samples.repeated, bad=True)

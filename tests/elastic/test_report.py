@@ -13,7 +13,7 @@ from reshard.errors import UsageError
 
 SHAPE = {
     "run": "id adapter in_place simulated_faults slices seed started_unix_s wall_s outcome error",
-    "steps": "target committed lost repeated replayed",
+    "steps": "target committed lost repeated replayed before",
     "samples": "consumed lost repeated",
     "badput_s": "detect fence plan restore rebuild replay wait snapshot_stall",
     "final": "loss state_digest",

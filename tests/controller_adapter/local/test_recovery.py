@@ -212,7 +212,8 @@ def test_new_job_goes_on_where_another_left_the_persistent_tier_with_fewer_slice
     second = run(replace(spec, persist=replace(persist, epoch=2)))
     assert sorted(second.losses) == list(range(5, 12))
     assert_same_losses(second, {step: undisturbed[step] for step in range(5, 12)}, 0)
-    assert second.report.steps.lost == 0
+    steps = second.report.steps
+    assert (steps.before, steps.committed, steps.lost) == (5, 7, 0)
 
 
 def test_full_persistent_tier_is_told_and_training_goes_on(
