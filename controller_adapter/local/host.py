@@ -10,8 +10,9 @@ from dataclasses import replace
 
 from controller_adapter.local.faults import SimulatedFault
 from elastic.agent_buddies import BuddyKeeper, Pull
+from elastic.agent_fetch import Fetch
 from elastic.agent_persist import Persister
-from elastic.agent_tasks import ArenaTasks, Fetch
+from elastic.agent_tasks import ArenaTasks
 from elastic.events import (
     ComputeDigest,
     DigestDone,
