@@ -80,7 +80,6 @@ class Manifest:
 
 _encoder = msgspec.msgpack.Encoder()
 _static_decoder = msgspec.msgpack.Decoder(StaticManifest)
-_manifest_decoder = msgspec.msgpack.Decoder(Manifest)
 
 
 def make_static(host: HostId, layout: Layout, shards: Iterable[tuple[str, Box]]) -> StaticManifest:
@@ -124,24 +123,6 @@ def decode_static(data: bytes, *, data_bytes: int | None = None) -> StaticManife
                 f"bad static manifest: shard of {entry.path!r} lies outside the shard data"
             )
     return static
-
-
-def encode_manifest(manifest: Manifest) -> bytes:
-    """Write a whole manifest, as agents send it to the coordinator (MessagePack)."""
-    return _encoder.encode(manifest)
-
-
-def decode_manifest(data: bytes) -> Manifest:
-    """Read what `encode_manifest` wrote. Raises CorruptCopyError for anything else."""
-    try:
-        manifest = _manifest_decoder.decode(data)
-    except (msgspec.MsgspecError, UsageError, RecursionError) as error:
-        raise CorruptCopyError(f"bad manifest: {error}") from error
-    if len(manifest.checksums) != len(manifest.static.shards):
-        raise CorruptCopyError(
-            f"bad manifest: {len(manifest.checksums)} checksums, {len(manifest.static.shards)} shards"
-        )
-    return manifest
 
 
 def is_on_lineage(manifest: Manifest, restored_steps: Mapping[int, int]) -> bool:
