@@ -16,9 +16,9 @@ from elastic.ports import Link, Room, Runtime
 from reshard.errors import MissingShardError, UsageError
 from reshard.ids import HostId
 from reshard.redundancy import buddies, captures
-from snapshot.arena import MIN_SLOTS
 from snapshot.audit import Auditor
 from snapshot.capture import Capturer
+from snapshot.capture_slots import MIN_SLOTS
 from snapshot.contents import open_source
 from snapshot.describe import describe_tree
 from snapshot.journal import record_bytes
