@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from reshard import lineage
 from reshard.boxes import Box
 from reshard.errors import CorruptCopyError, UsageError
 from reshard.holdings import Holding, Tier
@@ -126,15 +127,5 @@ def decode_static(data: bytes, *, data_bytes: int | None = None) -> StaticManife
 
 
 def is_on_lineage(manifest: Manifest, restored_steps: Mapping[int, int]) -> bool:
-    """Tell whether the job still stands on this snapshot.
-
-    `restored_steps` maps each generation to the step it was restored from. A snapshot is abandoned
-    when a later generation was restored from an older step: the job went another way from there, and
-    its shards must not be mixed with those of the new way, though the step has the same number.
-    """
-    return is_step_on_lineage(manifest.step, manifest.generation, restored_steps)
-
-
-def is_step_on_lineage(step: int, generation: int, restored_steps: Mapping[int, int]) -> bool:
-    """Tell the same of any copy of `step` made in `generation`."""
-    return all(step <= restored for later, restored in restored_steps.items() if later > generation)
+    """Tell whether the job still stands on this snapshot; see `reshard.lineage`."""
+    return lineage.is_on_lineage(manifest.step, manifest.generation, restored_steps)

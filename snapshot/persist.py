@@ -23,8 +23,8 @@ from reshard.errors import CorruptCopyError, ElasticError, UsageError
 from reshard.holdings import Holding
 from reshard.ids import HostId
 from reshard.layout import Layout
+from reshard.lineage import is_on_lineage
 from snapshot.contents import RejectedCopy
-from snapshot.manifest import is_step_on_lineage
 from snapshot.persist_errors import writing
 from snapshot.persist_format import FACTS_NAME, ITEM_NAME, PersistFacts, decode_facts
 from snapshot.shm import FileLock
@@ -65,12 +65,12 @@ class Persisted:
         return self.facts.epoch, self.generation, self.step
 
     def is_on_lineage(self, epoch: int, restored_steps: Mapping[int, int]) -> bool:
-        """Tell whether the job of `epoch` still stands on this snapshot; see `manifest.is_on_lineage`.
+        """Tell whether the job of `epoch` still stands on this snapshot; see `reshard.lineage`.
 
         What an earlier job left precedes all generations of this one.
         """
         generation = self.generation if self.facts.epoch == epoch else -1
-        return is_step_on_lineage(self.step, generation, restored_steps)
+        return is_on_lineage(self.step, generation, restored_steps)
 
     def holdings(self, host: HostId) -> tuple[Holding, ...]:
         """Return what `host` can read here, for a plan: every box of the layout, unverified."""
@@ -184,7 +184,7 @@ def list_persisted(root: Path) -> tuple[Persisted, ...]:
 def prune(root: Path, keep: int, restored_steps: Mapping[int, int] | None = None) -> tuple[Persisted, ...]:
     """Remove all but the newest `keep` snapshots, and those the job has left; return what was removed.
 
-    `restored_steps` maps each generation to the step it was restored from, as for `manifest.is_on_lineage`.
+    `restored_steps` maps each generation to the step it was restored from, as for `reshard.lineage`.
     What others wrote stays. Raises UsageError for `keep` below 1, PersistentTierError.
     """
     if keep < 1:

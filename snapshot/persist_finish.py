@@ -24,7 +24,7 @@ def finish(
 
     Checks that each chunk of each array is there in full, writes the metadata, makes all durable and then
     renames. When there is one of this step already, it is kept, unless it is damaged or the job has left its
-    generation (`restored_steps`, as for `manifest.is_on_lineage`); what is returned says which it is. Raises
+    generation (`restored_steps`, as for `reshard.lineage`); what is returned says which it is. Raises
     MissingShardError or CorruptCopyError naming array and box, UsageError, PersistentTierError.
     """
     stored = stored_arrays(facts.layout, facts.tree)
