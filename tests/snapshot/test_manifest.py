@@ -47,14 +47,9 @@ def test_shard_of_an_unknown_array_is_refused() -> None:
         make_static(small_static().host, small_layout(), [("nope", ())])
 
 
-@pytest.mark.parametrize(
-    ("restored_steps", "expected"),
-    [({1: 0}, True), ({1: 0, 2: 59}, False), ({1: 0, 2: 60}, True), ({1: 0, 2: 61, 3: 40}, False)],
-)
-def test_snapshot_newer_than_what_a_later_generation_restored_is_abandoned(
-    restored_steps: dict[int, int], expected: bool
-) -> None:
-    assert is_on_lineage(MANIFEST, restored_steps) is expected
+def test_snapshot_newer_than_what_a_later_generation_restored_is_abandoned() -> None:
+    assert is_on_lineage(MANIFEST, {1: 0, 2: 60})
+    assert not is_on_lineage(MANIFEST, {1: 0, 2: 59})
 
 
 def test_import_loads_neither_jax_nor_grpc_and_lists_few_names() -> None:
