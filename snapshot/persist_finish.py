@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from reshard.errors import CorruptCopyError, MissingShardError
-from snapshot.persist import Persisted, publish, sync_directory
+from snapshot.persist import publish, sync_directory
 from snapshot.persist_errors import writing
 from snapshot.persist_format import FACTS_NAME, ITEM_NAME, PersistFacts, StoredArray, encode_facts
+from snapshot.persist_list import Persisted
 from snapshot.persist_orbax import orbax_files
 from snapshot.persist_store import chunk_files, stored_arrays, write_array_metadata
 

@@ -15,9 +15,9 @@ from reshard.errors import ElasticError, MissingShardError, UsageError
 from reshard.execute import element_dtype
 from reshard.layout import ArrayLayout
 from snapshot.contents import RejectedCopy
-from snapshot.persist import read_persisted
 from snapshot.persist_errors import read_error
 from snapshot.persist_format import ITEM_NAME, StoredArray
+from snapshot.persist_list import read_persisted
 from snapshot.persist_store import MAX_BYTES_IN_FLIGHT, chunk_files, open_array, stored_arrays
 
 Elements = np.ndarray[Any, np.dtype[Any]]
