@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import statistics
-import time
 from argparse import Namespace
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -22,7 +20,7 @@ import numpy as np
 from figures import Interval, median_interval, spread
 from machine import fail, hand_over, is_quiet, load1, parser
 from peers import add_peer_options, run_peer
-from snapshot_states import DEVICES, HOST, make_capturer, make_state, snapshot_root
+from snapshot_states import DEVICES, HOST, make_capturer, make_state, snapshot_root, timed
 
 from snapshot.arena import Arena
 from snapshot.capture import Capturer
@@ -49,12 +47,6 @@ def options() -> Namespace:
     given.leaves = given.leaves or (10 if given.smoke else 100)
     given.reps = given.reps or (2 if given.smoke else 11)
     return given
-
-
-def timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    began_s = time.perf_counter()
-    result = jax.block_until_ready(work())
-    return time.perf_counter() - began_s, result
 
 
 def copy_in_blocks(job: tuple[int, int, int]) -> None:

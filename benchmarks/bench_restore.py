@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from snapshot_states import (
     shape_of_leaf,
     sharding,
     snapshot_root,
+    timed,
 )
 
 from snapshot.arena import Arena
@@ -69,12 +69,6 @@ def options() -> Namespace:
     given.leaves = given.leaves or (10 if given.smoke else 100)
     given.reps = given.reps or (1 if given.smoke else 7)
     return given
-
-
-def timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    began_s = time.perf_counter()
-    result = jax.block_until_ready(work())
-    return time.perf_counter() - began_s, result
 
 
 def child(given: Namespace) -> dict[str, float]:

@@ -10,7 +10,8 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -67,6 +68,13 @@ def make_capturer(arena: Arena, state: Any, **options: Any) -> Capturer:
     arena.reserve(capturer.slot_bytes)
     capturer.warm_up(state)
     return capturer
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds of a piece of work, and its result, once its arrays are computed."""
+    began_s = time.perf_counter()
+    result = jax.block_until_ready(work())
+    return time.perf_counter() - began_s, result
 
 
 @contextmanager

@@ -1,10 +1,10 @@
-"""What an agent does with its arena: verify snapshots, fetch from peers, compute digests, read journals."""
+"""What an agent does with its arena: verify snapshots, fill the stage, compute digests, read journals."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from elastic.agent_fetch import Fetch, PieceFetcher, wanted_pieces
 from elastic.events import (
     ComputeDigest,
     DigestDone,
@@ -24,33 +25,17 @@ from elastic.events import (
 from elastic.persistent_reads import digest_from_disk, stage_from_disk
 from elastic.protocol import WorkerCommitted
 from elastic.records import StepCommitted
-from reshard.boxes import Box
-from reshard.errors import ElasticError, MissingShardError, UsageError
+from reshard.errors import ElasticError, UsageError
 from reshard.execute import execute_plan
 from reshard.holdings import Holding, Tier
-from reshard.ids import HostId
 from reshard.plan import Plan
 from snapshot.arena import Arena
-from snapshot.checksum import checksum
-from snapshot.dataplane import TlsFiles, Wanted, fetch
+from snapshot.dataplane import TlsFiles
 from snapshot.digest import state_digest
 from snapshot.journal import JournalReader, JournalRecord
 from snapshot.manifest import Manifest
-from snapshot.slot import Bytes
-
-FETCH_DEADLINE_S = 60.0
 
 C = TypeVar("C", Stage, StagePersisted)
-
-Want = tuple[str, Box]
-"""A piece of an array: its path, and its box within one stored shard."""
-Pieces = dict[Want, tuple[HostId, ...]]
-"""Pieces and the hosts that have each, the one to prefer first."""
-Fetch = Callable[[Stage | ComputeDigest, HostId, Sequence[Want]], list[Bytes]]
-"""Reads pieces of the commanded snapshot, verified and in this order, out of another host's memory.
-
-Raises ElasticError or OSError when it cannot.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +65,7 @@ class ArenaTasks:
     ) -> None:
         self._arena = arena
         self._slice = slice_index
-        self._fetch = fetch
-        self._token = token
-        self._tls = tls
+        self._pieces = PieceFetcher(arena, host_of(slice_index), token, fetch=fetch, tls=tls)
         self._persist_root = persist_root
         self._journal: JournalReader | None = None
         self._staged_bytes = 0
@@ -216,17 +199,17 @@ class ArenaTasks:
         if not command.transfers:
             self._arena.drop_stage()
             return
-        pieces = _wanted_pieces(command)
+        pieces = wanted_pieces(command)
         with self._arena.stage_writer(command.layout, list(pieces)) as stage:
-            checksums = self._fill(command, pieces, stage.shard_views)
+            filled = self._pieces.fill(command, pieces, stage.shard_views)
             staged_bytes = sum(view.nbytes for view in stage.shard_views)
             stage.commit(
                 step=command.step,
                 generation=command.generation,
                 position=command.position,
-                checksums=checksums,
+                checksums=filled.checksums,
             )
-        self._staged_bytes, self._staged_tier = staged_bytes, "peer"
+        self._staged_bytes, self._staged_tier, self._rejected = staged_bytes, "peer", filled.rejected
 
     def compute_digest(self, command: ComputeDigest, send: Callable[[Any], None]) -> None:
         """Put the whole state together from this arena and its peers and hash it; tells DigestDone."""
@@ -249,12 +232,13 @@ class ArenaTasks:
     def _digest(self, command: ComputeDigest) -> str:
         if command.is_persisted and self._persist_root is not None:
             return digest_from_disk(self._persist_root, command)
-        wanted = _wanted_pieces(command)
+        wanted = wanted_pieces(command)
         pieces = {
             (transfer.path, transfer.piece): np.empty(transfer.nbytes, np.uint8)
             for transfer in command.transfers
         }
-        self._fill(command, wanted, [memoryview(cast("bytearray", pieces[want])) for want in wanted])
+        views = [memoryview(cast("bytearray", pieces[want])) for want in wanted]
+        self._pieces.fill(command, wanted, views)
         plan = Plan.of(command.step, command.transfers, bytes_lower_bound=0)
         buffers = execute_plan(
             plan,
@@ -267,88 +251,6 @@ class ArenaTasks:
             (path, arrays[path].dtype, arrays[path].shape, buffer.reshape(-1).view(np.uint8))
             for (path, _), buffer in buffers.items()
         )
-
-    def _fill(
-        self, command: Stage | ComputeDigest, pieces: Pieces, views: Sequence[memoryview]
-    ) -> tuple[int, ...]:
-        """Fill `views` with the pieces, from this arena and its peers; return their checksums."""
-        into = dict(zip(pieces, views, strict=True))
-        checksums: dict[Want, int] = {}
-        local = [want for want, sources in pieces.items() if sources[0] == host_of(self._slice)]
-        found = read_pieces(self._arena, command.step, command.of_generation, local)
-        for want, data in zip(local, found, strict=True):
-            into[want][:] = data.data
-            checksums[want] = checksum(data)
-        remote = {want: sources for want, sources in pieces.items() if want not in checksums}
-        if self._fetch is None:
-            checksums.update(self._fetch_from_agents(command, remote, into))
-            return tuple(checksums[want] for want in pieces)
-        for source in sorted({sources[0] for sources in remote.values()}):
-            wanted = [want for want, sources in remote.items() if sources[0] == source]
-            for want, data in zip(wanted, self._fetch(command, source, wanted), strict=True):
-                into[want][:] = data.data
-                checksums[want] = checksum(data)
-        return tuple(checksums[want] for want in pieces)
-
-    def _fetch_from_agents(
-        self, command: Stage | ComputeDigest, pieces: Pieces, into: dict[Want, memoryview]
-    ) -> dict[Want, int]:
-        wanted = [
-            Wanted(
-                path=path,
-                box=box,
-                sources=_addresses(command, (path, box), sources),
-                into=into[path, box],
-            )
-            for (path, box), sources in pieces.items()
-        ]
-        fetched = fetch(
-            wanted,
-            token=self._token,
-            generation=command.generation,
-            step=command.step,
-            of_generation=command.of_generation,
-            deadline_s=FETCH_DEADLINE_S,
-            tls=self._tls,
-        )
-        if isinstance(command, Stage):
-            self._rejected = fetched.rejected
-        return dict(zip(pieces, fetched.checksums, strict=True))
-
-
-def _wanted_pieces(command: Stage | ComputeDigest) -> Pieces:
-    """The pieces that the command's transfers name, each once, with who has it, the planned source first."""
-    pieces: dict[Want, tuple[HostId, ...]] = {}
-    alternates = command.alternates if isinstance(command, Stage) else ()
-    for index, transfer in enumerate(command.transfers):
-        others = alternates[index] if index < len(alternates) else ()
-        sources = (transfer.source, *map(host_of, others))
-        pieces.setdefault((transfer.path, transfer.piece), tuple(dict.fromkeys(sources)))
-    return pieces
-
-
-def _addresses(command: Stage | ComputeDigest, want: Want, sources: Sequence[HostId]) -> tuple[str, ...]:
-    """Where the sources serve; raises MissingShardError when all their agents went away while it was
-    planned.
-    """
-    found = [command.addresses.get(source.slice_index) for source in sources]
-    present = tuple(address for address in found if address)
-    if not present:
-        raise MissingShardError(*want, command.step, lost=sources)
-    return present
-
-
-def read_pieces(arena: Arena, step: int, generation: int, wants: Sequence[Want]) -> list[Bytes]:
-    """Pieces of a snapshot out of an arena here, verified. Raises MissingShardError."""
-    source = arena.find_shards(step, generation)
-    try:
-        return [_as_bytes(source.read_piece(path, box)) for path, box in wants]
-    finally:
-        source.close()
-
-
-def _as_bytes(elements: np.ndarray[Any, np.dtype[Any]]) -> Bytes:
-    return elements.reshape(-1).view(np.uint8) if elements.size else np.empty(0, np.uint8)
 
 
 def _summary(manifest: Manifest, holdings: tuple[Holding, ...]) -> SnapshotSummary:

@@ -80,17 +80,6 @@ def parse_cadence(text: str) -> Cadence:
     raise UsageError(f"{text!r} does not say how often to take snapshots", remedy=_FORM)
 
 
-def format_cadence(cadence: Cadence) -> str:
-    """The text that `parse_cadence` reads (a budget's bounds are left out)."""
-    match cadence:
-        case EverySteps():
-            return str(cadence.steps)
-        case EverySeconds():
-            return f"{cadence.seconds:g}s"
-        case StallBudget():
-            return f"auto:{100 * cadence.fraction:g}%"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     """What one process knows about its steps and captures in a world, in seconds.

@@ -2,7 +2,7 @@
 
 Nobody waits for a global commit while training. At recovery the newest step is taken for which the
 survivors' verified shards cover every box of every array. Shards of one step are only put together when they
-were captured in the same generation, and only when no later world went back behind it: timelines never mix.
+were captured in the same generation, and only when no later world went back behind it: lineages never mix.
 Copies of one box that differ are no copies: see `elastic.sift`.
 """
 
@@ -20,6 +20,7 @@ from reshard.coverage import uncovered_at
 from reshard.holdings import Holding
 from reshard.ids import HostId
 from reshard.layout import ArrayLayout, Layout, MeshLayout
+from reshard.lineage import is_on_lineage
 from reshard.plan import Plan, Transfer
 from reshard.planner import make_plan
 
@@ -50,7 +51,7 @@ def choose_restore(
     restored_steps: Mapping[int, int],
     named: Named = frozenset(),
 ) -> tuple[Choice | None, str]:
-    """Return the newest snapshot that is covered and on the timeline, and a sentence on how it was chosen.
+    """Return the newest snapshot that is covered and on the lineage, and a sentence on how it was chosen.
 
     `restored_steps` maps the generation of each world that was entered to the step it was restored from.
     `named` are copies found wrong by a majority (`elastic.copy_check`). A copy that most slices contradict is
@@ -63,7 +64,7 @@ def choose_restore(
     refused: list[str] = []
     doubtful: tuple[Choice, str] | None = None
     for (step, generation), group in sorted(groups.items(), reverse=True):
-        if not _on_timeline(step, generation, restored_steps):
+        if not is_on_lineage(step, generation, restored_steps):
             refused.append(f"step {step} of generation {generation} was left behind by a later world")
             continue
         layout = group[0].layout
@@ -103,9 +104,9 @@ def _shorten(reasons: tuple[str, ...]) -> str:
 def choose_persisted(
     persisted: Iterable[SnapshotSummary], restored_steps: Mapping[int, int]
 ) -> Choice | None:
-    """Return the newest snapshot of the persistent tier that is on the timeline, None without one."""
-    on_timeline = [s for s in persisted if _on_timeline(s.step, s.generation, restored_steps)]
-    newest = max(on_timeline, key=lambda s: (s.step, s.generation), default=None)
+    """Return the newest snapshot of the persistent tier that is on the job's lineage, None without one."""
+    on_lineage = [s for s in persisted if is_on_lineage(s.step, s.generation, restored_steps)]
+    newest = max(on_lineage, key=lambda s: (s.step, s.generation), default=None)
     if newest is None:
         return None
     return Choice(
@@ -116,10 +117,6 @@ def choose_persisted(
         position=newest.position,
         is_persisted=True,
     )
-
-
-def _on_timeline(step: int, generation: int, restored_steps: Mapping[int, int]) -> bool:
-    return all(step <= restored for formed, restored in restored_steps.items() if formed > generation)
 
 
 def plan_restore(choice: Choice, hosts: tuple[HostId, ...], devices_per_host: int) -> tuple[Layout, Plan]:

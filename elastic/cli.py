@@ -4,23 +4,21 @@ invariant was broken.
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from elastic.cli_look import events, report, status
+from elastic.cli_options import DEFAULT_RUN, job_options
 from elastic.cli_snapshot import snapshot
 from reshard.errors import ElasticError, UsageError
 
 if TYPE_CHECKING:
     from elastic.cadence import Cadence
+    from elastic.state import Config
     from snapshot.dataplane_auth import TlsFiles
-
-F = TypeVar("F", bound=Callable[..., Any])
-DEFAULT_RUN = Path("runs/demo")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -30,141 +28,6 @@ DEFAULT_RUN = Path("runs/demo")
 def cli(context: click.Context, debug: bool) -> None:
     """Elastic, fault-tolerant training for JAX: slices may die and come back, the job goes on."""
     context.obj = debug
-
-
-class NeverOrSteps(click.ParamType[int | None]):
-    """A number of steps, or `never`."""
-
-    name = "steps|never"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
-        """Return the number, None for `never`."""
-        if isinstance(value, int):
-            return value
-        if str(value) == "never":
-            return None
-        if not str(value).isdecimal():
-            self.fail(f"{value!r} is neither a number of steps nor 'never'", param, ctx)
-        return int(value)
-
-
-class CadenceParam(click.ParamType["Cadence"]):
-    """How often to take snapshots: see `elastic.cadence.parse_cadence`."""
-
-    name = "steps|seconds|budget"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Cadence:
-        """Return the cadence."""
-        from elastic.cadence import parse_cadence
-
-        if not isinstance(value, str):
-            return cast("Cadence", value)
-        try:
-            return parse_cadence(value)
-        except UsageError as error:
-            self.fail(str(error), param, ctx)
-
-
-def job_options(function: F) -> F:
-    """The options that `demo` and `launch` share."""
-    for option in (
-        click.option(
-            "--out",
-            type=click.Path(path_type=Path, file_okay=False),
-            default=None,
-            help="Directory of the run.",
-        ),
-        click.option(
-            "--seed", type=int, default=0, show_default=True, help="Fixes sample order and fault moments."
-        ),
-        click.option(
-            "--min-slices", type=int, default=1, show_default=True, help="Wait below this number of slices."
-        ),
-        click.option(
-            "--rejoin-after-steps",
-            type=NeverOrSteps(),
-            default=40,
-            show_default=True,
-            help="Start a lost slice again after so many steps, or 'never'.",
-        ),
-        click.option("--devices-per-host", type=click.IntRange(min=1), default=2, show_default=True),
-        click.option(
-            "--replicas", type=int, default=None, help="Slices that hold each shard.  [default: all]"
-        ),
-        click.option(
-            "--audit-every",
-            type=click.IntRange(min=0),
-            default=50,
-            show_default=True,
-            help="Captures between two audits of every copy on the devices; 0: only when copies disagree.",
-        ),
-        click.option(
-            "--snapshot-every",
-            type=CadenceParam(),
-            default="1",
-            show_default=True,
-            metavar="K|Ts|auto:P%",
-            help="Steps, seconds, or as often as P % of stall allow: 5, 2s, auto:3%.",
-        ),
-        click.option(
-            "--rehearsals",
-            type=click.IntRange(min=0),
-            default=1,
-            show_default=True,
-            help="Smaller worlds whose programs are compiled before the start.",
-        ),
-        click.option(
-            "--wait-s",
-            type=click.FloatRange(min=0),
-            default=60.0,
-            show_default=True,
-            help="How long to wait below --min-slices.",
-        ),
-        click.option(
-            "--shm-dir",
-            type=click.Path(path_type=Path),
-            default=Path("/dev/shm"),
-            show_default=True,
-            help="Where snapshots live (a tmpfs).",
-        ),
-        click.option(
-            "--persist-dir",
-            type=click.Path(path_type=Path, file_okay=False),
-            default=None,
-            help="Also write snapshots here, as Orbax checkpoints; a run goes on from the newest one there.",
-        ),
-        click.option(
-            "--persist-every",
-            type=click.IntRange(min=1),
-            default=100,
-            show_default=True,
-            help="Write a snapshot to --persist-dir every so many steps (and the last one).",
-        ),
-        click.option(
-            "--persist-keep",
-            type=click.IntRange(min=1),
-            default=3,
-            show_default=True,
-            help="Keep so many of the newest snapshots in --persist-dir.",
-        ),
-        click.option(
-            "--fault",
-            "faults",
-            multiple=True,
-            metavar="KIND:slice=N@step=S",
-            help="Inject a fault; several may be given.",
-        ),
-        click.option(
-            "--adapter",
-            default="multicontroller",
-            show_default=True,
-            help="How worlds are formed: multicontroller (real processes), local (one process), or another "
-            "one that is installed.",
-        ),
-        click.option("--slices", type=int, default=3, show_default=True, help="Slices at the start."),
-    ):
-        function = option(function)
-    return function
 
 
 @cli.command()
@@ -244,48 +107,29 @@ def _run(
     command: tuple[str, ...],
     *,
     faults: tuple[str, ...],
-    slices: int,
     out: Path,
     target_steps: int | None,
-    replicas: int | None,
     snapshot_every: Cadence,
     adapter: str,
     seed: int,
-    min_slices: int,
-    rejoin_after_steps: int | None,
-    devices_per_host: int,
-    audit_every: int,
-    rehearsals: int,
-    wait_s: float,
     shm_dir: Path,
     persist_dir: Path | None,
     persist_every: int,
     persist_keep: int,
     tls: TlsFiles | None = None,
+    **machine: Any,
 ) -> int:
     from elastic.job import PersistSpec
     from elastic.runs import Wanted, run_job
-    from elastic.state import Config, Timing
 
     persist = None
     if persist_dir is not None:
         persist = PersistSpec(directory=persist_dir.absolute(), every_steps=persist_every, keep=persist_keep)
-    config = Config(
-        num_slices=slices,
-        min_slices=min_slices,
-        devices_per_host=devices_per_host,
-        replicas=max(slices, 1) if replicas is None else replicas,
-        rejoin_after_steps=rejoin_after_steps,
-        rehearsals=rehearsals,
-        persists=persist is not None,
-        audit_every=audit_every,
-        timing=Timing(wait_s=wait_s),
-    )
     return run_job(
         Wanted(
             command=command,
             adapter=adapter,
-            config=config,
+            config=_config(persists=persist is not None, **machine),
             directory=out,
             seed=seed,
             target_steps=target_steps,
@@ -298,86 +142,35 @@ def _run(
     )
 
 
-@cli.command()
-@click.argument("directory", type=click.Path(path_type=Path), default=DEFAULT_RUN)
-@click.option(
-    "--html", type=click.Path(path_type=Path, dir_okay=False), default=None, help="Write the page here too."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-def report(directory: Path, html: Path | None, as_json: bool) -> int:
-    """Show the recovery report of the run in DIRECTORY, from its history."""
-    import msgspec
+def _config(
+    *,
+    slices: int,
+    min_slices: int,
+    devices_per_host: int,
+    replicas: int | None,
+    rejoin_after_steps: int | None,
+    rehearsals: int,
+    audit_every: int,
+    wait_s: float,
+    persists: bool,
+) -> Config:
+    from elastic.state import Config, Timing
 
-    from elastic.report import build_report
-    from elastic.report_html import write_html
-    from elastic.report_terminal import print_report
-
-    records = _history(directory)
-    built = build_report(records)
-    if html is not None:
-        write_html(built, html, records)
-    if as_json:
-        click.echo(msgspec.json.encode(built).decode())
-    else:
-        print_report(built)
-    return 0
-
-
-@cli.command()
-@click.argument("directory", type=click.Path(path_type=Path), default=DEFAULT_RUN)
-@click.option("--follow", is_flag=True, help="Go on with what is appended, until the run ends.")
-@click.option("--json", "as_json", is_flag=True, help="Print the records as JSON, one a line.")
-def events(directory: Path, follow: bool, as_json: bool) -> int:
-    """Show what happened in the run in DIRECTORY, in order."""
-    import time
-
-    from elastic.history_text import describe
-    from elastic.job import HISTORY_FILE
-    from elastic.launcher import HistoryTail
-    from elastic.records import RunEnded, encode_record
-
-    _history(directory)
-    tail = HistoryTail(directory / HISTORY_FILE)
-    while True:
-        for record in tail.read():
-            click.echo(encode_record(record).decode().rstrip() if as_json else describe(record))
-            follow = follow and not isinstance(record, RunEnded)
-        if not follow:
-            return 0
-        time.sleep(0.2)
-
-
-@cli.command()
-@click.argument("directory", type=click.Path(path_type=Path), default=DEFAULT_RUN)
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-def status(directory: Path, as_json: bool) -> int:
-    """Show how the live job in DIRECTORY is doing."""
-    from elastic.status import ask_status
-
-    found = ask_status(directory)
-    if as_json:
-        click.echo(json.dumps(found))
-        return 0
-    click.echo(
-        f"job {found['job_id']}: {found['phase']}, generation {found['generation']}, "
-        f"newest step {found['newest_committed']}, world {found['world']}"
+    return Config(
+        num_slices=slices,
+        min_slices=min_slices,
+        devices_per_host=devices_per_host,
+        replicas=max(slices, 1) if replicas is None else replicas,
+        rejoin_after_steps=rejoin_after_steps,
+        rehearsals=rehearsals,
+        persists=persists,
+        audit_every=audit_every,
+        timing=Timing(wait_s=wait_s),
     )
-    for member in found["members"]:
-        click.echo(f"  slice {member['slice']}: worker {member['worker']} (pid {member['pid'] or '-'})")
-    return 0
 
 
-def _history(directory: Path) -> list[Any]:
-    from elastic.job import HISTORY_FILE
-    from elastic.records import read_history
-
-    path = directory / HISTORY_FILE
-    if not path.is_file():
-        raise UsageError(f"{directory} holds no run: there is no {path.name} in it")
-    return list(read_history(path))
-
-
-cli.add_command(snapshot)
+for command in (report, events, status, snapshot):
+    cli.add_command(command)
 
 
 def main() -> None:

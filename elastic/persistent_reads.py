@@ -14,7 +14,7 @@ from reshard.layout import ArrayLayout
 from snapshot.arena import Arena
 from snapshot.checksum import checksum
 from snapshot.digest import state_digest
-from snapshot.persist import Persisted, list_persisted
+from snapshot.persist_list import Persisted, list_persisted
 
 FlatArray = tuple[str, str, tuple[int, ...], Any]
 

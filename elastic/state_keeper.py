@@ -16,9 +16,9 @@ from elastic.ports import Link, Room, Runtime
 from reshard.errors import MissingShardError, UsageError
 from reshard.ids import HostId
 from reshard.redundancy import buddies, captures
-from snapshot.arena import MIN_SLOTS
 from snapshot.audit import Auditor
 from snapshot.capture import Capturer
+from snapshot.capture_slots import MIN_SLOTS
 from snapshot.contents import open_source
 from snapshot.describe import describe_tree
 from snapshot.journal import record_bytes
@@ -165,7 +165,7 @@ class StateKeeper:
 
     def _source(self, step: int) -> ShardSource:
         paths = [path for arena in self._link.arenas().values() for path in arena.slot_files()]
-        # The chosen snapshot, and what the agents fetched of it for this world; no other timeline's.
+        # The chosen snapshot, and what the agents fetched of it for this world; no other lineage's.
         generations = (self._spec.restore_generation or 0, self._spec.generation)
         captured_in = self._spec.restore_generation or 0
         left_out = frozenset((captured_in, *copy) for copy in self._spec.left_out)

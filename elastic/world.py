@@ -5,7 +5,6 @@ sees it.
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
@@ -18,9 +17,11 @@ from elastic.cadence import Cadence
 from elastic.compile_watch import CompileWatch
 from elastic.data import BatchMaker, Dataset, StepJournal
 from elastic.events import WorldSpec
+from elastic.meshes import mesh_of
 from elastic.ports import JobOver, Link, Runtime, WorldLost
 from elastic.protocol import WorkerCommitted
 from elastic.state_keeper import StateKeeper, StateMemory
+from elastic.step_errors import clear_frames, may_be_loss
 from reshard.batches import sample_ids
 from reshard.errors import ElasticError, UsageError
 
@@ -96,20 +97,9 @@ class World:
         One axis may have size -1: it spans what is alive, and becomes the outermost, so that the others stay
         within a slice. Raises UsageError when the sizes do not fit the number of devices.
         """
-        open_axes = [name for name, size in axes.items() if size == -1]
-        fixed = int(np.prod([size for size in axes.values() if size != -1], dtype=np.int64))
-        fits = fixed >= 1 and len(self._devices) % fixed == 0 and (open_axes or fixed == len(self._devices))
-        if len(open_axes) > 1 or not fits:
-            raise UsageError(
-                f"a mesh {dict(axes)} does not fit {len(self._devices)} devices",
-                remedy="Give one axis the size -1; the product of the others must divide a slice's devices.",
-            )
-        if open_axes:
-            self._elastic_axis = open_axes[0]
-        sizes = {name: len(self._devices) // fixed if size == -1 else size for name, size in axes.items()}
-        outer_first = [*open_axes, *(name for name in sizes if name not in open_axes)]
-        grid = np.array(self._devices).reshape([sizes[name] for name in outer_first])
-        self._mesh = Mesh(grid.transpose([outer_first.index(name) for name in sizes]), tuple(sizes))
+        self._mesh, open_axis = mesh_of(self._devices, axes)
+        if open_axis is not None:
+            self._elastic_axis = open_axis
         return self._mesh
 
     def restore(self, init: Callable[..., Any], shardings: Any, *arguments: Any) -> Any:
@@ -255,7 +245,7 @@ class World:
                 return True
         if not isinstance(error, Exception) or not self._is_loss(error):
             return False
-        _clear_frames(error)
+        clear_frames(error)
         return True
 
     def _is_loss(self, error: Exception) -> bool:
@@ -265,7 +255,7 @@ class World:
         if isinstance(error, WorldLost) or self._link.is_fenced(self.generation):
             return True
         text = f"{type(error).__name__}: {error}"[:2000]
-        if not _may_be_loss(error):
+        if not may_be_loss(error):
             self._link.user_failed(text, error.exit_status if isinstance(error, ElasticError) else 1)
             return False
         self._link.step_failed(self.generation, text)
@@ -292,23 +282,6 @@ class World:
         self._keeper = None
         self._runtime.drop()
         self._link.unwound(self.generation)
-
-
-def _clear_frames(error: BaseException | None) -> None:
-    """Let go of what the frames of an error, and of its causes, hold: arrays of the lost world."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error.__traceback__ = None
-        error = error.__cause__ or error.__context__
-
-
-def _may_be_loss(error: BaseException | None) -> bool:
-    """Whether an error, or one it was raised from, came from the runtime rather than from Python code."""
-    while error is not None:
-        if isinstance(error, jax.errors.JaxRuntimeError):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def _loss(metrics: Any) -> float | None:

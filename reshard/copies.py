@@ -105,18 +105,6 @@ def _majority(copies: Mapping[int, Sequence[Copy]]) -> int | None:
     return None
 
 
-def find_disagreements(
-    tables: Mapping[HostId, Mapping[tuple[str, Box], int]],
-) -> tuple[Disagreement, ...]:
-    """Return what disagrees in tables of checksums by (path, box), sorted; empty when all agree."""
-    by_shard: defaultdict[tuple[str, Box], dict[Copy, int]] = defaultdict(dict)
-    for host, table in tables.items():
-        for shard, checksum in table.items():
-            by_shard[shard][Copy(host)] = checksum
-    judged = (judge_copies(path, box, copies) for (path, box), copies in sorted(by_shard.items()))
-    return tuple(found for found in judged if found is not None)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CopyIndex:
     """Which boxes the checksums of each host are of: made once for a world, compares many times.

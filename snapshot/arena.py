@@ -7,7 +7,6 @@ through its own mappings. It outlives the worker, and the agent too: another age
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from reshard.errors import CorruptCopyError, UsageError
 from reshard.ids import HostId
 from reshard.layout import Layout
 from snapshot.buddy_slots import BUDDY_PREFIX
+from snapshot.capture_slots import MIN_SLOTS, CaptureSlots, numbered_files
 from snapshot.contents import (
     ArenaContents,
     VerifiedHoldings,
@@ -37,14 +37,7 @@ from snapshot.job import (
 from snapshot.journal import Journal, JournalReader
 from snapshot.manifest import Manifest, make_static
 from snapshot.pin import PINNED_NAME, pin_snapshot
-from snapshot.reserve import (
-    grow_slot,
-    keep_rank,
-    not_a_slot,
-    remove_unfinished,
-    reserve_journal,
-    reserve_slots,
-)
+from snapshot.reserve import remove_unfinished, reserve_journal
 from snapshot.shm import FileLock, check_root
 from snapshot.slot import Bytes, SlotWriter, write_slot
 from snapshot.slot_reader import SlotReader
@@ -53,7 +46,6 @@ from snapshot.stage import StageWriter
 
 STAGE_NAME = "stage"
 JOURNAL_NAME = "journal"
-MIN_SLOTS = 2
 
 
 class Arena:
@@ -67,8 +59,7 @@ class Arena:
         self.directory = directory
         self.host = host
         self._lock = lock
-        self._writers: dict[int, SlotWriter] = {}
-        self._slot_indexes: tuple[int, ...] = ()
+        self._slots = CaptureSlots(directory)
         self._journal: Journal | None = None
 
     @classmethod
@@ -116,8 +107,7 @@ class Arena:
         if num_slots < MIN_SLOTS:
             raise UsageError(f"{num_slots} slots: at least {MIN_SLOTS} are needed to keep one complete")
         remove_unfinished(self.directory)
-        reserve_slots([self._slot_path(index) for index in range(num_slots)], slot_bytes)
-        self._slot_indexes = ()
+        self._slots.reserve(slot_bytes, num_slots)
         if journal_records:
             reserve_journal(self.directory / JOURNAL_NAME, journal_record_bytes, journal_records)
 
@@ -127,7 +117,7 @@ class Arena:
 
     def captured(self) -> ArenaContents:
         """Return the manifests of the complete snapshots that this host's worker captured."""
-        return read_contents(self._slot_paths())
+        return read_contents(self._slots.paths())
 
     def verified_holdings(self, step: int | None = None) -> VerifiedHoldings:
         """Return the holdings (of one step, or of all) whose bytes were read and match their checksum."""
@@ -135,7 +125,7 @@ class Arena:
 
     def verified_snapshots(self) -> VerifiedSnapshots:
         """Return the snapshots in the slots with their intact shards; what is staged is no snapshot."""
-        return verify_snapshots([*self._slot_paths(), *self._slot_paths(BUDDY_PREFIX)])
+        return verify_snapshots([*self._slots.paths(), *numbered_files(self.directory, BUDDY_PREFIX)])
 
     def find_shards(self, step: int, generation: int | None = None) -> ShardSource:
         """Return a reader of everything held of `step` (captured in `generation`, if given); close it."""
@@ -144,7 +134,8 @@ class Arena:
 
     def slot_files(self) -> tuple[Path, ...]:
         """Return the files that may hold a snapshot: the slots, those for other slices, then the stage."""
-        return *self._slot_paths(), *self._slot_paths(BUDDY_PREFIX), self.directory / STAGE_NAME
+        buddies = numbered_files(self.directory, BUDDY_PREFIX)
+        return *self._slots.paths(), *buddies, self.directory / STAGE_NAME
 
     def slot_for_write(self, slot_bytes: int, step: int) -> SlotWriter:
         """Return the slot to overwrite with the snapshot of `step`, grown if it is too small.
@@ -154,20 +145,11 @@ class Arena:
         state again never touches the copy it came from. Raises UsageError before `reserve`, and
         InsufficientMemoryError.
         """
-        indexes = self._slot_indexes or tuple(int(path.name[4:]) for path in self._slot_paths())
-        if len(indexes) < MIN_SLOTS:
-            raise UsageError(f"arena {self.directory} has {len(indexes)} slots", remedy="Call reserve first.")
-        self._slot_indexes = indexes
-        chosen = min(indexes, key=lambda index: keep_rank(self._writer(index), step))
-        if self._writer(chosen).capacity_bytes < slot_bytes:
-            self._writers.pop(chosen).close()
-            grow_slot(self._slot_path(chosen), slot_bytes)
-        return self._writer(chosen)
+        return self._slots.for_write(slot_bytes, step)
 
     def map_slots(self) -> None:
         """Map all slots for writing now, rather than at the first capture into each."""
-        for path in self._slot_paths():
-            self._writer(int(path.name[4:]))
+        self._slots.map_all()
 
     def discard_newer_than(self, step: int) -> None:
         """Empty the slots of later steps: the job was restored from `step` and goes another way.
@@ -175,10 +157,7 @@ class Arena:
         Each survivor does so before its first step of the new generation. Else a second loss could mix
         shards of both ways.
         """
-        for path in self._slot_paths():
-            writer = self._writer(int(path.name[4:]))
-            if writer.is_complete and writer.order[1] > step:
-                writer.discard()
+        self._slots.discard_newer_than(step)
         with (
             contextlib.suppress(OSError, CorruptCopyError),
             SlotReader(self.directory / STAGE_NAME) as reader,
@@ -222,7 +201,7 @@ class Arena:
 
         One at a time, in any thread; replaces what was pinned before. Raises as `snapshot.pin.pin_snapshot`.
         """
-        return pin_snapshot(self._slot_paths(), self.directory / PINNED_NAME, step, generation)
+        return pin_snapshot(self._slots.paths(), self.directory / PINNED_NAME, step, generation)
 
     def unpin(self) -> None:
         """Remove the pinned snapshot, if any."""
@@ -242,9 +221,7 @@ class Arena:
 
     def close(self) -> None:
         """Unmap everything and give the lock back; the files stay."""
-        for writer in self._writers.values():
-            writer.close()
-        self._writers.clear()
+        self._slots.close()
         if self._journal is not None:
             self._journal.close()
             self._journal = None
@@ -258,31 +235,6 @@ class Arena:
         remove_host_files(self.directory)
         self.close()
         remove_job_if_unused(self.directory.parent)
-
-    def _slot_path(self, index: int) -> Path:
-        return self.directory / f"slot{index}"
-
-    def _slot_paths(self, prefix: str = "slot") -> list[Path]:
-        skip = len(prefix)
-        found = [path for path in self.directory.glob(f"{prefix}*") if path.name[skip:].isdecimal()]
-        return sorted(found, key=lambda path: int(path.name[skip:]))
-
-    def _writer(self, index: int) -> SlotWriter:
-        path = f"{self.directory}/slot{index}"
-        try:
-            info = os.stat(path)
-        except FileNotFoundError as error:
-            raise not_a_slot(Path(path), error) from error
-        writer = self._writers.get(index)
-        if writer is None or writer.identity != (info.st_dev, info.st_ino, info.st_size):
-            if writer is not None:
-                writer.close()
-                del self._writers[index]
-            try:
-                writer = self._writers[index] = SlotWriter(Path(path))
-            except (OSError, ValueError) as error:
-                raise not_a_slot(Path(path), error) from error
-        return writer
 
     def _require_journal(self) -> None:
         if not (self.directory / JOURNAL_NAME).exists():

@@ -6,7 +6,6 @@ slices or devices tell which one is wrong.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,14 @@ from reshard.errors import UsageError
 from reshard.ids import HostId
 from reshard.layout import Layout
 from snapshot.checksum import checksum
-from snapshot.device_buffers import addressable_shard, byte_order, is_plain, shard_bytes, start_copy_to_host
+from snapshot.device_buffers import (
+    addressable_shard,
+    byte_order,
+    is_plain,
+    memory_checksum,
+    shard_bytes,
+    start_copy_to_host,
+)
 from snapshot.tree import is_prng_key
 
 
@@ -85,7 +91,7 @@ class Auditor:
             plan = self._plans[index] = self._plan(array, is_key=is_key)
         shards = [addressable_shard(array, place) for place in plan.places]
         if plan.by_address:
-            found = [_memory_checksum(shard, n) for shard, n in zip(shards, plan.nbytes, strict=True)]
+            found = [memory_checksum(shard, n) for shard, n in zip(shards, plan.nbytes, strict=True)]
         else:
             for shard in shards:
                 start_copy_to_host(shard)
@@ -117,9 +123,3 @@ def _is_as_planned(plan: _Plan, array: jax.Array) -> bool:
     if array.shape != plan.shape or array.dtype != plan.dtype:
         return False
     return plan.order is None or bool(byte_order(array) == plan.order)
-
-
-def _memory_checksum(shard: jax.Array, nbytes: int) -> int:
-    if not nbytes:
-        return checksum(b"")
-    return checksum(memoryview((ctypes.c_ubyte * nbytes).from_address(shard.unsafe_buffer_pointer())))

@@ -33,21 +33,21 @@ class Goal:
 
 @dataclass(eq=False, slots=True)
 class Part:
-    """Bytes [start, stop) of a goal, of which the first `num_done` are there, lastly from `source`."""
+    """Bytes [start, stop) of a goal, of which the first `done_bytes` are there, lastly from `source`."""
 
     goal: Goal
     start: int
     stop: int
     round: int
-    num_done: int = 0
+    done_bytes: int = 0
     source: str = ""
     avoid: set[str] = field(default_factory=set)
     """Sources it was taken from, as they were slow."""
 
     @property
-    def num_left(self) -> int:
+    def left_bytes(self) -> int:
         """Bytes still to come."""
-        return self.stop - self.start - self.num_done
+        return self.stop - self.start - self.done_bytes
 
 
 @dataclass(eq=False, slots=True)
@@ -57,5 +57,5 @@ class Held:
     parts: list[Part]
     since_s: float
     cut: Callable[[], None]
-    num_bytes: int = 0
+    got_bytes: int = 0
     was_cut: bool = False

@@ -39,6 +39,8 @@ MAX_STRANGERS = 32
 """Callers that have not proved themselves yet; one more, and the oldest of them is dropped."""
 IDLE_S = 60.0
 """How long a caller may ask for nothing, or take nothing of what it asked for."""
+ACCEPT_AGAIN_S = 0.01
+"""How long after a call that could not be taken the next one is waited for."""
 
 
 class DataPlaneServer:
@@ -113,7 +115,7 @@ class DataPlaneServer:
                 connection, _ = self._listener.accept()
             except OSError:
                 if not self._closing:  # out of descriptors, or the caller has gone again
-                    time.sleep(0.01)
+                    time.sleep(ACCEPT_AGAIN_S)
                 continue
             caller = _Caller(connection, self._serve)
             with self._lock:

@@ -161,7 +161,7 @@ class Source:
                 box=part.goal.box,
                 start=part.start,
                 stop=part.stop,
-                skip=part.num_done,
+                skip=part.done_bytes,
                 verify=part.goal.verify,
             )
             for part in batch
@@ -213,18 +213,18 @@ class Source:
 
     def _receive(self, connection: socket.socket, part: Part) -> None:
         goal, is_small = part.goal, part.goal.view.nbytes <= SMALL_BYTES
-        while part.num_left:
-            at = part.start + part.num_done
+        while part.left_bytes:
+            at = part.start + part.done_bytes
             block = goal.view[at : min(at + BLOCK_BYTES, part.stop)]
-            num_filled = 0
+            filled_bytes = 0
             try:
-                while num_filled < len(block):  # one call fills it, except under TLS
-                    num_filled += receive_some(connection, block[num_filled:])
+                while filled_bytes < len(block):  # one call fills it, except under TLS
+                    filled_bytes += receive_some(connection, block[filled_bytes:])
             finally:
-                part.num_done += num_filled
-                self._work.arrived(self.address, num_filled)
-                if num_filled and not is_small:
-                    self._hasher.add(goal, part.round, at, at + num_filled)
+                part.done_bytes += filled_bytes
+                self._work.arrived(self.address, filled_bytes)
+                if filled_bytes and not is_small:
+                    self._hasher.add(goal, part.round, at, at + filled_bytes)
 
     def _refused(self, part: Part, status: int, text: str) -> bool:
         error = explain(status, text, self.address, part.goal.path, part.goal.box, self._step)

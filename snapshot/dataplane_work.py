@@ -67,29 +67,30 @@ class Work:
                 self._changed.wait(WAIT_S)
         return []
 
-    def arrived(self, source: str, num_bytes: int) -> None:
+    def arrived(self, source: str, nbytes: int) -> None:
         """Note bytes that came from a source; called by its thread alone."""
-        self.bytes_from[source] += num_bytes
-        self._held[source].num_bytes += num_bytes
+        self.bytes_from[source] += nbytes
+        self._held[source].got_bytes += nbytes
 
     def _pick(self, source: str) -> list[Part]:
-        left = sum(part.num_left for part in self._queue)
-        alone = len(self._sources) == 1
-        share = max(1, left) if alone else max(BATCH_BYTES, left // (2 * len(self._sources)))
+        left_bytes = sum(part.left_bytes for part in self._queue)
+        num_sources = len(self._sources)
+        fair_bytes = max(BATCH_BYTES, left_bytes // (2 * num_sources))
+        share_bytes = fair_bytes if num_sources > 1 else max(1, left_bytes)
         batch: list[Part] = []
         rest: list[Part] = []
         for part in self._queue:
             is_mine = source in part.goal.live and source not in part.avoid
-            if is_mine and share > 0 and len(batch) < MAX_BATCH_PARTS:
-                share -= part.num_left
+            if is_mine and share_bytes > 0 and len(batch) < MAX_BATCH_PARTS:
+                share_bytes -= part.left_bytes
                 batch.append(part)
             else:
                 rest.append(part)
         for part in batch:
             part.goal.num_held += 1
-            if part.goal.verify and part.num_done and part.source != source:
+            if part.goal.verify and part.done_bytes and part.source != source:
                 part.goal.round += 1  # all of it from one source, so that it is known who was wrong
-                part.round, part.num_done = part.goal.round, 0
+                part.round, part.done_bytes = part.goal.round, 0
             part.source = source
         self._queue = rest
         return batch
@@ -99,11 +100,11 @@ class Work:
         now_s = time.monotonic()
         for other, held in self._held.items():
             age_s = now_s - held.since_s
-            left = sum(part.num_left for part in held.parts)
+            left_bytes = sum(part.left_bytes for part in held.parts)
             mine = any(self._could_take_over(source, part, held) for part in held.parts)
             if other == source or held.was_cut or age_s < SLOW_S or not mine:
                 continue
-            remaining_s = left * age_s / held.num_bytes if held.num_bytes else float("inf")
+            remaining_s = left_bytes * age_s / held.got_bytes if held.got_bytes else float("inf")
             if remaining_s > age_s:
                 held.was_cut = True
                 self.num_taken_over += 1
@@ -113,7 +114,7 @@ class Work:
     @staticmethod
     def _could_take_over(source: str, part: Part, held: Held) -> bool:
         # What has to come from one source would begin anew: only from one that sends nothing at all.
-        is_worth_it = not part.goal.verify or not held.num_bytes
+        is_worth_it = not part.goal.verify or not held.got_bytes
         return is_worth_it and source in part.goal.live and source not in part.avoid
 
     # ---- giving back ----
@@ -272,4 +273,4 @@ class Work:
             goal.num_open += 1
 
     def _sort(self) -> None:
-        self._queue.sort(key=lambda part: -part.num_left)
+        self._queue.sort(key=lambda part: -part.left_bytes)

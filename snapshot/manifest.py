@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from reshard import lineage
 from reshard.boxes import Box
 from reshard.errors import CorruptCopyError, UsageError
 from reshard.holdings import Holding, Tier
@@ -80,7 +81,6 @@ class Manifest:
 
 _encoder = msgspec.msgpack.Encoder()
 _static_decoder = msgspec.msgpack.Decoder(StaticManifest)
-_manifest_decoder = msgspec.msgpack.Decoder(Manifest)
 
 
 def make_static(host: HostId, layout: Layout, shards: Iterable[tuple[str, Box]]) -> StaticManifest:
@@ -126,34 +126,6 @@ def decode_static(data: bytes, *, data_bytes: int | None = None) -> StaticManife
     return static
 
 
-def encode_manifest(manifest: Manifest) -> bytes:
-    """Write a whole manifest, as agents send it to the coordinator (MessagePack)."""
-    return _encoder.encode(manifest)
-
-
-def decode_manifest(data: bytes) -> Manifest:
-    """Read what `encode_manifest` wrote. Raises CorruptCopyError for anything else."""
-    try:
-        manifest = _manifest_decoder.decode(data)
-    except (msgspec.MsgspecError, UsageError, RecursionError) as error:
-        raise CorruptCopyError(f"bad manifest: {error}") from error
-    if len(manifest.checksums) != len(manifest.static.shards):
-        raise CorruptCopyError(
-            f"bad manifest: {len(manifest.checksums)} checksums, {len(manifest.static.shards)} shards"
-        )
-    return manifest
-
-
 def is_on_lineage(manifest: Manifest, restored_steps: Mapping[int, int]) -> bool:
-    """Tell whether the job still stands on this snapshot.
-
-    `restored_steps` maps each generation to the step it was restored from. A snapshot is abandoned
-    when a later generation was restored from an older step: the job went another way from there, and
-    its shards must not be mixed with those of the new way, though the step has the same number.
-    """
-    return is_step_on_lineage(manifest.step, manifest.generation, restored_steps)
-
-
-def is_step_on_lineage(step: int, generation: int, restored_steps: Mapping[int, int]) -> bool:
-    """Tell the same of any copy of `step` made in `generation`."""
-    return all(step <= restored for later, restored in restored_steps.items() if later > generation)
+    """Tell whether the job still stands on this snapshot; see `reshard.lineage`."""
+    return lineage.is_on_lineage(manifest.step, manifest.generation, restored_steps)

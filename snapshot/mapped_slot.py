@@ -1,9 +1,9 @@
 """One complete slot, mapped for reading: its shards as memory, without a copy.
 
-The mapping is read-only and shared, so nothing here can change a job's state. The engine never truncates
-a slot file (a slot of another size is a new file, renamed into place), so that the mapping stays valid
-for as long as it is held, also when the file has gone. Only somebody who truncates the file by hand makes
-a read of the mapping end in SIGBUS; `reader` reads by `pread` instead, and then raises an error.
+The mapping is read-only and shared, so nothing here can change a job's state. The engine never makes a slot
+file shorter (a slot that is too small grows in place), so that the mapping stays valid for as long as it is
+held, also when the file has gone. Only somebody who truncates the file by hand makes a read of the mapping
+end in SIGBUS; `reader` reads by `pread` instead, and then raises an error.
 """
 
 from __future__ import annotations

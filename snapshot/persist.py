@@ -1,12 +1,12 @@
-"""The persistent tier: complete snapshots in a directory that plain Orbax reads.
+"""Writing to the persistent tier: complete snapshots in a directory that plain Orbax reads.
 
     <root>/<step>/                 a checkpoint, complete from the moment it has its name
     <root>/.elastic/lock           held by the job that writes here
     <root>/.elastic/staging/…      being written
     <root>/.elastic/dead/…         being removed
 
-`lock_root`, `begin`, then each host's share, then `persist_finish.finish` and `prune`.
-Format: docs/persistent-format.md.
+`lock_root`, `begin`, then each host's share, then `persist_finish.finish` and `prune`;
+`persist_list` reads what there is. Format: docs/persistent-format.md.
 """
 
 from __future__ import annotations
@@ -16,77 +16,15 @@ import os
 import shutil
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
-from reshard.errors import CorruptCopyError, ElasticError, UsageError
-from reshard.holdings import Holding
-from reshard.ids import HostId
-from reshard.layout import Layout
-from snapshot.contents import RejectedCopy
-from snapshot.manifest import is_step_on_lineage
+from reshard.errors import CorruptCopyError, UsageError
 from snapshot.persist_errors import writing
 from snapshot.persist_format import FACTS_NAME, ITEM_NAME, PersistFacts, decode_facts
+from snapshot.persist_list import Persisted, list_persisted, read_persisted
 from snapshot.shm import FileLock
 
 _OWN_NAME = ".elastic"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Persisted:
-    """A complete snapshot in the persistent tier."""
-
-    path: Path
-    facts: PersistFacts
-
-    @property
-    def step(self) -> int:
-        """The step after which the state was captured."""
-        return self.facts.step
-
-    @property
-    def generation(self) -> int:
-        """The generation that captured it."""
-        return self.facts.generation
-
-    @property
-    def position(self) -> int:
-        """The place in the sample stream after that step."""
-        return self.facts.position
-
-    @property
-    def layout(self) -> Layout:
-        """The layout it was captured in."""
-        return self.facts.layout
-
-    @property
-    def order(self) -> tuple[int, int, int]:
-        """Sorts snapshots from old to new: by job, by generation, by step."""
-        return self.facts.epoch, self.generation, self.step
-
-    def is_on_lineage(self, epoch: int, restored_steps: Mapping[int, int]) -> bool:
-        """Tell whether the job of `epoch` still stands on this snapshot; see `manifest.is_on_lineage`.
-
-        What an earlier job left precedes all generations of this one.
-        """
-        generation = self.generation if self.facts.epoch == epoch else -1
-        return is_step_on_lineage(self.step, generation, restored_steps)
-
-    def holdings(self, host: HostId) -> tuple[Holding, ...]:
-        """Return what `host` can read here, for a plan: every box of the layout, unverified."""
-        return tuple(
-            Holding(host=host, step=self.step, path=array.path, box=box, checksum=0, tier="persistent")
-            for array in self.layout.arrays
-            for box in sorted(set(self.layout.boxes(array)))
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RootContents:
-    """The complete snapshots below a root, the newest first, and what only looks like one."""
-
-    persisted: tuple[Persisted, ...]
-    rejected: tuple[RejectedCopy, ...]
 
 
 def lock_root(root: Path, job_id: str, *, timeout_s: float = 2.0) -> FileLock:
@@ -147,44 +85,10 @@ def abort(root: Path, staging: Path) -> None:
         _remove(root, staging)
 
 
-def read_persisted(path: Path) -> Persisted:
-    """Return the snapshot in the directory `path`, by what its facts say; its arrays are not read.
-
-    Raises CorruptCopyError, saying why, when it is not one.
-    """
-    try:
-        facts = decode_facts((path / ITEM_NAME / FACTS_NAME).read_bytes())
-    except FileNotFoundError as error:
-        raise CorruptCopyError(f"{path} was not written by this project: no {FACTS_NAME}") from error
-    except OSError as error:
-        raise CorruptCopyError(f"{path}: {error}") from error
-    if path.name != str(facts.step):
-        raise CorruptCopyError(f"{path} holds the snapshot of step {facts.step}")
-    return Persisted(path=path, facts=facts)
-
-
-def read_root(root: Path) -> RootContents:
-    """Return the complete snapshots below `root`, the newest first; a root that is not there has none."""
-    persisted: list[Persisted] = []
-    rejected: list[RejectedCopy] = []
-    for path in _step_directories(root):
-        try:
-            persisted.append(read_persisted(path))
-        except ElasticError as error:
-            rejected.append(RejectedCopy(name=path.name, reason=error.message))
-    persisted.sort(key=lambda found: found.order, reverse=True)
-    return RootContents(persisted=tuple(persisted), rejected=tuple(rejected))
-
-
-def list_persisted(root: Path) -> tuple[Persisted, ...]:
-    """Return the complete snapshots below `root`, the newest first."""
-    return read_root(root).persisted
-
-
 def prune(root: Path, keep: int, restored_steps: Mapping[int, int] | None = None) -> tuple[Persisted, ...]:
     """Remove all but the newest `keep` snapshots, and those the job has left; return what was removed.
 
-    `restored_steps` maps each generation to the step it was restored from, as for `manifest.is_on_lineage`.
+    `restored_steps` maps each generation to the step it was restored from, as for `reshard.lineage`.
     What others wrote stays. Raises UsageError for `keep` below 1, PersistentTierError.
     """
     if keep < 1:
@@ -236,12 +140,6 @@ def sync_directory(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def _step_directories(root: Path) -> list[Path]:
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        return [path for path in root.iterdir() if path.name.isascii() and path.name.isdecimal()]
-    return []
 
 
 def _remove(root: Path, path: Path) -> None:

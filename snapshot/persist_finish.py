@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from reshard.errors import CorruptCopyError, MissingShardError
-from snapshot.persist import Persisted, publish, sync_directory
+from snapshot.persist import publish, sync_directory
 from snapshot.persist_errors import writing
 from snapshot.persist_format import FACTS_NAME, ITEM_NAME, PersistFacts, StoredArray, encode_facts
+from snapshot.persist_list import Persisted
 from snapshot.persist_orbax import orbax_files
 from snapshot.persist_store import chunk_files, stored_arrays, write_array_metadata
 
@@ -24,7 +25,7 @@ def finish(
 
     Checks that each chunk of each array is there in full, writes the metadata, makes all durable and then
     renames. When there is one of this step already, it is kept, unless it is damaged or the job has left its
-    generation (`restored_steps`, as for `manifest.is_on_lineage`); what is returned says which it is. Raises
+    generation (`restored_steps`, as for `reshard.lineage`); what is returned says which it is. Raises
     MissingShardError or CorruptCopyError naming array and box, UsageError, PersistentTierError.
     """
     stored = stored_arrays(facts.layout, facts.tree)

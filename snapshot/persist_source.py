@@ -10,21 +10,19 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
-from reshard.boxes import Box, full_box, shape_of, volume
+from reshard.boxes import Box, shape_of, volume
 from reshard.errors import ElasticError, MissingShardError, UsageError
 from reshard.execute import element_dtype
 from reshard.layout import ArrayLayout
 from snapshot.contents import RejectedCopy
-from snapshot.persist import read_persisted
 from snapshot.persist_errors import read_error
 from snapshot.persist_format import ITEM_NAME, StoredArray
-from snapshot.persist_store import chunk_files, open_array, stored_arrays
+from snapshot.persist_list import read_persisted
+from snapshot.persist_store import MAX_BYTES_IN_FLIGHT, chunk_files, open_array, stored_arrays
 
 Elements = np.ndarray[Any, np.dtype[Any]]
 Request = tuple[str, Box, Any]
 """An array's path, a box of it, and a writable C-contiguous buffer of the box's bytes."""
-
-MAX_BYTES_IN_FLIGHT = 256 << 20
 
 
 class PersistentSource:
@@ -139,8 +137,3 @@ class PersistentSource:
         except ValueError as error:
             raise read_error(error, path, box, self.step) from error
         return nbytes
-
-
-def read_whole(source: PersistentSource, path: str) -> Elements:
-    """Return all elements of an array."""
-    return source.read(path, full_box(source.arrays[path].shape))

@@ -17,6 +17,7 @@ from snapshot.persist_tree import TreeDescription, check_description
 from snapshot.source import ShardSource
 
 MAX_BYTES_IN_FLIGHT = 256 << 20
+"""What one host reads or writes at a time: enough to keep a disk busy, little beside a state."""
 
 _CONTEXT = {"data_copy_concurrency": {"limit": 2}, "file_io_concurrency": {"limit": 8}, "cache_pool": {}}
 

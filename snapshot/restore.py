@@ -14,7 +14,6 @@ from reshard.boxes import Box, full_box
 from reshard.errors import MissingShardError, UsageError
 from reshard.layout import ArrayLayout
 from snapshot.copying import shared_team
-from snapshot.device_buffers import buffer_checksum
 from snapshot.placing import StoredBoxes, TargetBox, place_boxes
 from snapshot.tree import LeafInfo, box_of, flatten, is_prng_key, key_impl, leaf_info, unflatten
 
@@ -28,16 +27,6 @@ class BoxSource(StoredBoxes, Protocol):
     def read(self, path: str, box: Box) -> np.ndarray[Any, np.dtype[Any]]:
         """Return a private C-order array of the box's elements, verified; MissingShardError if it cannot."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceChecksum:
-    """The checksum of what one local device holds of an array."""
-
-    path: str
-    box: Box
-    device_id: int
-    checksum: int
 
 
 def restore(target: Any, source: BoxSource, *, num_threads: int | None = None) -> Any:
@@ -55,29 +44,6 @@ def restore(target: Any, source: BoxSource, *, num_threads: int | None = None) -
     placed = sorted((leaf for leaf in leaves if leaf.boxes), key=lambda leaf: leaf.info.nbytes, reverse=True)
     place_boxes([list(leaf.boxes.values()) for leaf in placed], source, shared_team(num_threads))
     return unflatten(flat.treedef, [_finished(leaf, source) for leaf in leaves])
-
-
-def device_checksums(state: Any) -> tuple[DeviceChecksum, ...]:
-    """Return the checksum of every local device buffer of `state`, comparable with those of a manifest.
-
-    Leaves that only the host has are left out.
-    """
-    flat = flatten(state)
-    result: list[DeviceChecksum] = []
-    for path, leaf in zip(flat.paths, flat.leaves, strict=True):
-        if not isinstance(leaf, jax.Array):
-            continue
-        array = jax.random.key_data(leaf) if is_prng_key(leaf) else leaf
-        for shard in array.addressable_shards:
-            result.append(
-                DeviceChecksum(
-                    path=path,
-                    box=box_of(shard.index, array.shape),
-                    device_id=shard.device.id,
-                    checksum=buffer_checksum(shard.data),
-                )
-            )
-    return tuple(result)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,8 @@ The job writes the slot that is read from again two captures later. So what is c
 view counts only if `check` (or `is_current`) passes afterwards. `copy` and `copies` do that for you: they
 return private arrays whose checksums were right (on processors other than x86-64 only they are sure).
 
-An array over the job's memory is as safe as that file: the engine never truncates one, it puts a new file
-in its place. Where somebody else may truncate it, use `copy`, which reads by `pread` and gets an error
-where a mapping would get SIGBUS.
+An array over the job's memory is as safe as that file: the engine never makes one shorter. Where somebody
+else may truncate it, use `copy`, which reads by `pread` and gets an error where a mapping would get SIGBUS.
 """
 
 from __future__ import annotations

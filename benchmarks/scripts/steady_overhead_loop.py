@@ -111,7 +111,7 @@ class CopyAndHash:
     def __init__(self, state: Any) -> None:
         import jax
 
-        from snapshot.arena import MIN_SLOTS
+        from snapshot.capture_slots import MIN_SLOTS
 
         self._pieces: list[tuple[int, int, int, int]] = []  # leaf, local shard, offset, bytes
         offset = 0

@@ -10,8 +10,9 @@ from dataclasses import replace
 
 from controller_adapter.local.faults import SimulatedFault
 from elastic.agent_buddies import BuddyKeeper, Pull
+from elastic.agent_fetch import Fetch
 from elastic.agent_persist import Persister
-from elastic.agent_tasks import ArenaTasks, Fetch
+from elastic.agent_tasks import ArenaTasks
 from elastic.events import (
     ComputeDigest,
     DigestDone,
@@ -56,7 +57,8 @@ class VirtualHost:
         self._tell = tell
         self._persister: Persister | None = None
         self._tasks: ArenaTasks | None = None
-        self._captured: tuple[int, int] = (-1, 0)
+        self._size = (-1, 0)
+        """A generation, and the bytes of one capture in it."""
 
     # ---- life ----
 
@@ -80,7 +82,7 @@ class VirtualHost:
                     self.arena,
                     self._tell,
                 )
-            self._captured = (-1, 0)
+            self._size = (-1, 0)
 
     def end(self) -> None:
         """Its part of the worker is gone; its memory stays."""
@@ -131,11 +133,11 @@ class VirtualHost:
 
     def _captured_bytes(self, generation: int) -> int:
         """The bytes of one capture of this slice, which do not change while a world lives."""
-        if self._captured[0] != generation and self.arena is not None:
+        if self._size[0] != generation and self.arena is not None:
             manifests = (m for m in self.arena.manifests().complete if m.generation == generation)
             shards = next(manifests).static.shards
-            self._captured = (generation, sum(entry.nbytes for entry in shards))
-        return self._captured[1]
+            self._size = (generation, sum(entry.nbytes for entry in shards))
+        return self._size[1]
 
     # ---- what it keeps for other slices ----
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from controller_adapter.local.host import VirtualHost
-from elastic.agent_tasks import Want, read_pieces
+from elastic.agent_fetch import Want, read_pieces
 from elastic.events import (
     AgentAttached,
     AgentCommand,

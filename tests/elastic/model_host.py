@@ -66,7 +66,7 @@ class Host:
         return self.content_of(number, generation)
 
     def gather(self, spec: WorldSpec) -> Content:
-        """The state to restore, from the arena and the stage: all of it, and of one timeline."""
+        """The state to restore, from the arena and the stage: all of it, and of one lineage."""
         assert spec.restore_step is not None
         good = [
             snapshot

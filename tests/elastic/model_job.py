@@ -226,7 +226,7 @@ class Job:
         } - {None}
         if choice.is_persisted:
             contents = {self.disk[choice.step][1]}
-        assert len(contents) <= 1, f"two timelines mixed: {contents}"
+        assert len(contents) <= 1, f"two lineages mixed: {contents}"
         for content in contents:
             assert content is not None
             for generation, earlier in self.restored:

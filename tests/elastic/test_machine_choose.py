@@ -1,4 +1,4 @@
-"""Which snapshot a recovery goes back to: whole, newest, and of one timeline."""
+"""Which snapshot a recovery goes back to: whole, newest, and of one lineage."""
 
 from dataclasses import replace
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -30,6 +31,30 @@ def test_table_decides_every_event_in_every_phase() -> None:
         if kind not in machine.TABLE.get(phase, {})
     ]
     assert missing == []
+
+
+def test_architecture_page_shows_the_table_as_it_is() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
+    header, _, *rows = page[page.index("| event | WAITING |") :].split("\n\n")[0].splitlines()
+    phases = [cell.split(", ") for cell in cells_of(header)[1:]]
+    shown = {
+        (phase, event): reaction
+        for events, *reactions in map(cells_of, rows)
+        for event in events.split(", ")
+        for names, reaction in zip(phases, reactions, strict=True)
+        for phase in names
+    }
+    assert shown == {
+        (phase.value, kind.__name__): "–"
+        if reaction is machine.ignore
+        else reaction.__name__.replace("_", " ")
+        for phase, row in machine.TABLE.items()
+        for kind, reaction in row.items()
+    }
+
+
+def cells_of(row: str) -> list[str]:
+    return [cell.strip() for cell in row.strip("|").split("|")]
 
 
 def test_table_has_an_advance_for_every_phase() -> None:

@@ -12,10 +12,13 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
 sys.path.insert(0, str(Path(__file__).parent))  # `snapshot_helpers`, whatever pytest's import mode
 
+import numpy as np
 import pytest
+from dataplane_helpers import BIG, GENERATION, TOKEN
 
 from reshard.ids import HostId
 from snapshot.arena import Arena
+from snapshot.dataplane import DataPlaneServer
 
 
 @pytest.fixture
@@ -30,3 +33,21 @@ def arena(root: Path) -> Iterator[Arena]:
     made = Arena.create("job", HostId(1), root=root)
     yield made
     made.close()
+
+
+@pytest.fixture
+def server(arena: Arena) -> Iterator[DataPlaneServer]:
+    made = DataPlaneServer(arena, TOKEN, lambda: GENERATION)
+    made.start()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def address(server: DataPlaneServer) -> str:
+    return server.address
+
+
+@pytest.fixture(scope="session")
+def big_state() -> dict[str, np.ndarray]:
+    return {"big": np.random.default_rng(0).standard_normal(BIG, np.float32)}

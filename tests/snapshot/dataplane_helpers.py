@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +24,10 @@ from snapshot.slot import SlotWriter, required_bytes
 
 TOKEN = "job-token"
 GENERATION = 3
+W_BOX = ((2, 4), (0, 3))
+BIG = 3 << 20
+"""Elements of the big array: 12 MiB, so that it takes many blocks."""
+BIG_BOX = ((0, BIG),)
 
 
 def layout_of(arrays: dict[str, tuple[int, ...]]) -> Layout:
@@ -165,3 +170,10 @@ class Proxy:
         for each in (source, target):
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
+
+
+def wait_until(condition: Callable[[], bool], within_s: float = 10.0) -> None:
+    until_s = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < until_s
+        threading.Event().wait(0.01)

@@ -12,15 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from reshard.boxes import Box
 from reshard.ids import HostId
 from reshard.layout import Layout
 from reshard.redundancy import captures
 from snapshot.arena import Arena
 from snapshot.capture import Capturer
+from snapshot.checksum import checksum
+from snapshot.device_buffers import shard_bytes
 from snapshot.manifest import Manifest
 from snapshot.slot_reader import SlotReader
 from snapshot.source import ShardSource
-from snapshot.tree import layout_of
+from snapshot.tree import box_of, flatten, is_prng_key, layout_of
 
 HOSTS = tuple(HostId(index) for index in range(4))
 
@@ -32,6 +35,19 @@ def make_mesh(num_slices: int = 4) -> Mesh:
 
 def hosts_of(mesh: Mesh) -> dict[int, HostId]:
     return {device.id: HostId(index // 2) for index, device in enumerate(mesh.devices.flat)}
+
+
+def device_checksums(state: Any) -> dict[tuple[str, Box, int], int]:
+    """The checksum of what each local device holds of each array, by path, box and device id."""
+    flat = flatten(state)
+    found: dict[tuple[str, Box, int], int] = {}
+    for path, leaf in zip(flat.paths, flat.leaves, strict=True):
+        if isinstance(leaf, jax.Array):
+            array = jax.random.key_data(leaf) if is_prng_key(leaf) else leaf
+            for shard in array.addressable_shards:
+                box = box_of(shard.index, array.shape)
+                found[path, box, shard.device.id] = checksum(shard_bytes(shard.data))
+    return found
 
 
 def put(mesh: Mesh, value: Any, *spec: Any) -> jax.Array:

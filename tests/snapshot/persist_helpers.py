@@ -17,9 +17,10 @@ from reshard.redundancy import captures
 from snapshot.arena import Arena
 from snapshot.contents import open_source
 from snapshot.manifest import make_static
-from snapshot.persist import Persisted, begin
+from snapshot.persist import begin
 from snapshot.persist_finish import finish
 from snapshot.persist_format import PersistFacts
+from snapshot.persist_list import Persisted
 from snapshot.persist_store import write_shards
 from snapshot.persist_tree import TreeDescription, description_of
 from snapshot.slot import write_slot

@@ -10,14 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh
-from jax_helpers import HOSTS, captured, every_kind_of_leaf, hosts_of, make_mesh
+from jax_helpers import HOSTS, captured, device_checksums, every_kind_of_leaf, hosts_of, make_mesh
 
 from reshard.copies import CopyIndex
 from reshard.errors import UsageError
 from reshard.ids import HostId
 from reshard.layout import Layout
 from snapshot.audit import Auditor
-from snapshot.restore import device_checksums
 from snapshot.tree import flatten, layout_of
 
 MESH_DEVICES = 8
@@ -71,7 +70,7 @@ def test_audit_has_the_checksums_that_a_capture_stores(audited, tmp_path: Path):
 def test_audit_agrees_with_the_checksums_of_all_device_buffers(audited):
     mesh, state, layout, auditor = audited
     index = CopyIndex.of_devices(layout)
-    known = {(found.path, found.device_id): found.checksum for found in device_checksums(state)}
+    known = {(path, device_id): value for (path, _, device_id), value in device_checksums(state).items()}
     ids = [device.id for device in mesh.devices.flat]
     num_seen = 0
     for host, packed in auditor.checksums(state).items():

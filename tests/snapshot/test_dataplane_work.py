@@ -53,14 +53,14 @@ class FakeSource:
         if self.is_bad and goal.verify and self.random.random() < 0.5:
             self.work.refuse(part, CorruptCopyError(f"{self.name} knows that its copy is bad"))
             return True
-        while part.num_left:
+        while part.left_bytes:
             if self.was_cut.is_set() or self.random.random() < 0.1:
                 return False
-            at = part.start + part.num_done
-            num = min(self.random.randint(1, 4), part.num_left)
+            at = part.start + part.done_bytes
+            num = min(self.random.randint(1, 4), part.left_bytes)
             right = self.truth[goal.path][at : at + num]
             goal.view[at : at + num] = bytes([BAD]) * num if self.is_bad else right
-            part.num_done += num
+            part.done_bytes += num
             self.work.arrived(self.name, num)
         if self.random.random() < 0.05:
             self.work.put_back(part)  # as one that was asked too early
@@ -140,17 +140,17 @@ def test_last_source_of_a_box_that_fails_ends_it_with_its_error() -> None:
 def test_part_of_a_broken_connection_goes_on_at_its_byte_with_another_source() -> None:
     work = Work([goal_of(4, ["a", "b"])], ["a", "b"])
     (part,) = work.take("a", lambda: None)
-    part.num_done = 3
+    part.done_bytes = 3
     work.give_back("a")
     (again,) = work.take("b", lambda: None)
-    assert (again, again.num_left) == (part, 1)
+    assert (again, again.left_bytes) == (part, 1)
 
 
 def test_part_that_did_not_match_is_fetched_whole_from_one_source() -> None:
     goal = goal_of(20, ["a", "b"])
     work = Work([goal], ["a", "b"])
     for part in work.take("a", lambda: None):
-        part.num_done = part.stop - part.start
+        part.done_bytes = part.stop - part.start
         assert not work.finish(part, 1)
     work.release("a")
     (rest,) = work.take("b", lambda: None)

@@ -15,17 +15,15 @@ from reshard.errors import CorruptCopyError, MissingShardError, PersistentTierEr
 from reshard.ids import HostId
 from reshard.planner import make_plan
 from snapshot.persist import (
-    Persisted,
     abort,
     begin,
-    list_persisted,
     lock_root,
     next_epoch,
     prune,
-    read_root,
 )
 from snapshot.persist_finish import finish
 from snapshot.persist_format import FACTS_NAME, ITEM_NAME
+from snapshot.persist_list import Persisted, list_persisted, read_root
 from snapshot.persist_source import PersistentSource
 
 

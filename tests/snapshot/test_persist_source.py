@@ -15,8 +15,8 @@ from snapshot_helpers import flip
 from reshard.boxes import full_box
 from reshard.errors import CorruptCopyError, MissingShardError, UsageError
 from snapshot.describe import describe_tree
-from snapshot.persist import Persisted
 from snapshot.persist_format import ITEM_NAME
+from snapshot.persist_list import Persisted
 from snapshot.persist_source import PersistentSource
 from snapshot.restore import restore
 from snapshot.tree import flatten, layout_of, target_of

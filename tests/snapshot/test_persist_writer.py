@@ -21,9 +21,10 @@ from reshard.ids import HostId
 from reshard.layout import ArrayLayout, Layout
 from reshard.persist_shares import persist_shares
 from reshard.redundancy import captures
-from snapshot.persist import begin, list_persisted
+from snapshot.persist import begin
 from snapshot.persist_finish import finish
 from snapshot.persist_jobs import Done, Failed, FinishJob, Job, WriteJob, decode_report, failed
+from snapshot.persist_list import list_persisted
 from snapshot.persist_process import WriterProcess
 from snapshot.persist_source import PersistentSource
 from snapshot.slot_reader import SlotReader

@@ -12,14 +12,23 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jax_helpers import HOSTS, captured, every_kind_of_leaf, hosts_of, make_mesh, put, source_of
+from jax_helpers import (
+    HOSTS,
+    captured,
+    device_checksums,
+    every_kind_of_leaf,
+    hosts_of,
+    make_mesh,
+    put,
+    source_of,
+)
 from snapshot_helpers import flip
 
 from reshard.boxes import Box
 from reshard.errors import MissingShardError
 from snapshot.arena import Arena
 from snapshot.placing import _Scratch
-from snapshot.restore import device_checksums, restore
+from snapshot.restore import restore
 from snapshot.tree import flatten, layout_of, target_of
 
 ROWS = np.arange(24 * 8, dtype=np.float32).reshape(24, 8)

@@ -1,0 +1,24 @@
+"""Errors out of a training step: which may come from a loss, and letting go of what they hold."""
+
+from __future__ import annotations
+
+import traceback
+
+import jax
+
+
+def clear_frames(error: BaseException | None) -> None:
+    """Let go of what the frames of an error, and of its causes, hold: arrays of the lost world."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
+
+
+def may_be_loss(error: BaseException | None) -> bool:
+    """Whether an error, or one it was raised from, came from the runtime rather than from Python code."""
+    while error is not None:
+        if isinstance(error, jax.errors.JaxRuntimeError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
