@@ -76,7 +76,7 @@ from elastic.protocol import (
 from elastic.wire import FramedSocket
 from elastic.worker_process import WorkerExit, WorkerProcess
 from elastic.worker_socket import WorkerSocket
-from reshard.errors import InsufficientMemoryError
+from reshard.errors import ElasticError, InsufficientMemoryError
 from snapshot.arena import Arena
 from snapshot.dataplane import DataPlaneServer
 
@@ -404,6 +404,8 @@ class Agent:
                 needed_bytes=int(str(error.fields.get("needed_bytes", 0))),
                 available_bytes=int(str(error.fields.get("available_bytes", 0))),
             )
+        except (ElasticError, OSError) as error:
+            return Reserved(error=str(error))
         return Reserved()
 
     def _rebuilt(self, message: WorldRebuilt) -> None:

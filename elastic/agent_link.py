@@ -48,7 +48,7 @@ from elastic.protocol import (
 )
 from elastic.wire import FramedSocket, WireError
 from elastic.worker_process import LEASE_EXIT_STATUS
-from reshard.errors import ElasticError, InsufficientMemoryError, RetryLaterError
+from reshard.errors import ElasticError, InsufficientMemoryError, RetryLaterError, UsageError
 from reshard.ids import HostId
 from reshard.layout import Layout
 from snapshot.arena import Arena
@@ -163,6 +163,8 @@ class AgentLink:
             answer = self._reserved
         if answer is None:
             raise JobOver("the job was stopped")
+        if answer.error and not answer.needed_bytes:
+            raise UsageError(answer.error)
         if answer.error:
             raise InsufficientMemoryError(
                 answer.needed_bytes, answer.available_bytes, str(self._spec.shm_root)

@@ -16,6 +16,7 @@ from elastic.records import (
     PhaseEntered,
     Record,
     SnapshotPersisted,
+    SnapshotRejected,
     StepCommitted,
     WorldFormed,
 )
@@ -36,6 +37,15 @@ class RecoveryTracer:
         self._recoveries = meter.create_counter("elastic.recoveries", description="Recoveries by outcome.")
         self._steps = meter.create_counter("elastic.steps", description="Steps by kind.")
         self._generation = meter.create_gauge("elastic.generation", description="The job's generation.")
+        self._stall = meter.create_histogram(
+            "elastic.snapshot.stall", unit="s", description="How long a capture held a worker's loop."
+        )
+        self._captured = meter.create_counter(
+            "elastic.snapshot.bytes", unit="By", description="Bytes captured into host memory."
+        )
+        self._rejected = meter.create_counter(
+            "elastic.snapshot.rejected", description="Snapshots, or copies of shards, that were refused."
+        )
         self._persisted = meter.create_counter(
             "elastic.snapshot.persisted", description="Snapshots for the persistent tier by outcome."
         )
@@ -63,7 +73,16 @@ class RecoveryTracer:
             self._persisted.add(1, {"outcome": "written" if is_there else "failed"})
         elif isinstance(record, CorruptionSuspected):
             self._disagreements.add(record.num_boxes, {"found_by": "audit" if record.is_audit else "capture"})
-        elif isinstance(record, StepCommitted) and record.step > self._newest_step:
+        elif isinstance(record, SnapshotRejected):
+            self._rejected.add(1)
+        elif isinstance(record, StepCommitted):
+            self._hear_commit(record)
+
+    def _hear_commit(self, record: StepCommitted) -> None:
+        if record.captured_bytes:
+            self._stall.record(record.stall_s, {"slice": record.slice_index})
+            self._captured.add(record.captured_bytes, {"slice": record.slice_index})
+        if record.step > self._newest_step:
             self._newest_step = record.step  # each slice tells of each step; it counts once
             self._steps.add(1, {"kind": "committed"})
 

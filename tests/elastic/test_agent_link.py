@@ -30,7 +30,7 @@ from elastic.protocol import (
 from elastic.state import Config
 from elastic.wire import FramedSocket
 from elastic.worker_socket import WorkerSocket
-from reshard.errors import InsufficientMemoryError
+from reshard.errors import InsufficientMemoryError, UsageError
 from reshard.ids import HostId
 from reshard.layout import Layout, MeshLayout
 
@@ -169,6 +169,18 @@ def test_too_little_memory_is_told_with_both_sizes(link: AgentLink, agent: FakeA
         link.reserve(HostId(0), Room(slot_bytes=10, journal_record_bytes=1, journal_records=1))
     answering.join()
     assert (error.value.needed_bytes, error.value.available_bytes) == (10, 3)
+
+
+def test_arena_that_cannot_be_used_is_told_with_the_reason(link: AgentLink, agent: FakeAgent) -> None:
+    def answer() -> None:
+        assert isinstance(agent.next(), Reserve)
+        agent.say(Reserved(error="slot s0h0/slot1 cannot be used"))
+
+    answering = threading.Thread(target=answer)
+    answering.start()
+    with pytest.raises(UsageError, match="slot s0h0/slot1 cannot be used"):
+        link.reserve(HostId(0), Room(slot_bytes=10, journal_record_bytes=1, journal_records=1))
+    answering.join()
 
 
 def test_stopped_job_ends_every_wait(link: AgentLink, agent: FakeAgent) -> None:

@@ -86,21 +86,40 @@ def test_live_view_shows_the_newest_finding():
     assert "is wrong on slice 1" in view.corruption
 
 
-def test_disagreements_are_counted_by_what_found_them(monkeypatch):
+def points_of(monkeypatch, history, name):
     reader = InMemoryMetricReader()
     provider = MeterProvider(metric_readers=[reader])
     monkeypatch.setattr(metrics, "get_meter", provider.get_meter)
     tracer = RecoveryTracer()
-    for record in histories.corrupted().records:
+    for record in history.records:
         tracer.hear(record)
     data = reader.get_metrics_data()
-    found = {
-        point.attributes["found_by"]: point.value
+    provider.shutdown()
+    return [
+        point
         for resource in data.resource_metrics
         for scope in resource.scope_metrics
         for metric in scope.metrics
-        if metric.name == "elastic.snapshot.disagreements"
+        if metric.name == name
         for point in metric.data.data_points
-    }
-    provider.shutdown()
-    assert found == {"capture": 1, "audit": 1}
+    ]
+
+
+def test_disagreements_are_counted_by_what_found_them(monkeypatch):
+    points = points_of(monkeypatch, histories.corrupted(), "elastic.snapshot.disagreements")
+    assert {point.attributes["found_by"]: point.value for point in points} == {"capture": 1, "audit": 1}
+
+
+def test_captures_are_measured_by_slice(monkeypatch):
+    history = histories.undisturbed()
+    commits = [record for record in history.records if getattr(record, "captured_bytes", 0)]
+    for points, of in (
+        (points_of(monkeypatch, history, "elastic.snapshot.bytes"), "value"),
+        (points_of(monkeypatch, history, "elastic.snapshot.stall"), "count"),
+    ):
+        told = {point.attributes["slice"]: getattr(point, of) for point in points}
+        expected = {}
+        for record in commits:
+            amount = record.captured_bytes if of == "value" else 1
+            expected[record.slice_index] = expected.get(record.slice_index, 0) + amount
+        assert told == expected != {}
