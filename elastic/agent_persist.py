@@ -105,6 +105,8 @@ class Persister:
         self._tree: TreeDescription | None = None
         self._captured = (-1, -1)
         self._share: _Share | None = None
+        self._left_out: SharePersisted | None = None
+        """A share that was due while another was being written: told when it was not the run's last."""
         self._facts: dict[tuple[int, int], PersistFacts] = {}
 
     def describe(self, tree: TreeDescription) -> None:
@@ -114,15 +116,19 @@ class Persister:
     def captured(self, generation: int, step: int) -> None:
         """The worker has captured a step: write this host's share of it, if it is due."""
         before, self._captured = self._captured, (generation, step)
+        self._tell_left_out()
         if before[0] == generation and self._spec.is_due(step, before[1]):
             if self._share is not None and self._share.thread.is_alive():
                 busy = f"the tier is too slow: step {self._share.step} was still being written"
-                self._tell_share(generation, step, busy)
+                self._left_out = SharePersisted(
+                    slice_index=self._slice, generation=generation, step=step, error=busy
+                )
             else:
                 self._begin(generation, step)
 
     def loop_ended(self) -> None:
         """The worker's loop is over: what it captured last is to be persisted, unless it is already."""
+        self._left_out = None  # if it is the last one, it is written after all
         generation, step = self._captured
         under_way = (self._share.generation, self._share.step) if self._share is not None else None
         if step >= 0 and under_way != self._captured:
@@ -134,8 +140,14 @@ class Persister:
 
     def cancel(self) -> None:
         """The world is being left: what is written for it will not be complete. Ends its process."""
+        self._tell_left_out()
         if self._share is not None:
             self._share.stop()
+
+    def _tell_left_out(self) -> None:
+        left_out, self._left_out = self._left_out, None
+        if left_out is not None:
+            self._tell(left_out)
 
     def _begin(self, generation: int, step: int) -> None:
         share = self._share = _Share(generation, step, self._share)

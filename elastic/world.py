@@ -4,6 +4,7 @@ sees it.
 
 from __future__ import annotations
 
+import re
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -249,7 +250,7 @@ class World:
         if error is None and self._keeper is not None:
             try:
                 self._keeper.finish()
-            except jax.errors.JaxRuntimeError as failed:
+            except (jax.errors.JaxRuntimeError, ValueError) as failed:
                 if not self._is_loss(failed):
                     raise
                 return True
@@ -302,10 +303,19 @@ def _clear_frames(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
+_RUNTIME_STATUS = re.compile(
+    r"(ABORTED|CANCELLED|DATA_LOSS|DEADLINE_EXCEEDED|FAILED_PRECONDITION|INTERNAL|UNAVAILABLE|UNKNOWN): "
+)
+"""How messages of the runtime begin. Where a program runs while it is dispatched, as small ones on CPU do, JAX
+0.10 raises a failed collective as a ValueError."""
+
+
 def _may_be_loss(error: BaseException | None) -> bool:
     """Whether an error, or one it was raised from, came from the runtime rather than from Python code."""
     while error is not None:
         if isinstance(error, jax.errors.JaxRuntimeError):
+            return True
+        if isinstance(error, ValueError) and _RUNTIME_STATUS.match(str(error)):
             return True
         error = error.__cause__ or error.__context__
     return False

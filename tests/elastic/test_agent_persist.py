@@ -214,9 +214,20 @@ def test_tier_that_is_too_slow_leaves_a_step_out_and_says_so(tmp_path: Path) -> 
         capture_step(hosts.arenas[host], hosts.layout, 1, 2)
         hosts.persisters[host].captured(GENERATION, 1)
         hosts.persisters[host].captured(GENERATION, 3)  # the writer process of step 1 has only just started
+        hosts.persisters[host].captured(GENERATION, 4)  # so step 3 was not the last one
         late, written = hosts.answers(2)
         assert (late.step, "step 1 was still being written" in late.error) == (3, True)
         assert (written.step, written.error) == (1, "")
+
+
+def test_last_step_is_persisted_also_when_the_tier_was_busy_as_it_came(tmp_path: Path) -> None:
+    with running(tmp_path) as hosts:
+        for step in (1, 3):
+            hosts.captured(step)  # step 3 is due while the writer processes of step 1 start
+        for persister in hosts.persisters.values():
+            persister.loop_ended()
+        assert set(hosts.answers(4)) == ok(1) | ok(3)
+        assert hosts.finish(3).error == ""
 
 
 @pytest.mark.parametrize("settings", [{"every_steps": 0}, {"keep": 0}])
