@@ -306,8 +306,8 @@ def _clear_frames(error: BaseException | None) -> None:
 _RUNTIME_STATUS = re.compile(
     r"(ABORTED|CANCELLED|DATA_LOSS|DEADLINE_EXCEEDED|FAILED_PRECONDITION|INTERNAL|UNAVAILABLE|UNKNOWN): "
 )
-"""How messages of the runtime begin. Where a program runs while it is dispatched, as small ones on CPU do, JAX
-0.10 raises a failed collective as a ValueError."""
+"""How messages of the runtime begin. Where a program runs while it is dispatched, as small ones on CPU do,
+JAX 0.10 raises a failed collective as a ValueError."""
 
 
 def _may_be_loss(error: BaseException | None) -> bool:

@@ -20,7 +20,12 @@ def test_error_of_the_runtime_may_be_a_loss_whatever_class_it_has() -> None:
 
 @pytest.mark.parametrize(
     "error",
-    [ValueError("shapes do not fit"), ValueError("INVALID_ARGUMENT: no such axis"), KeyError("UNKNOWN: x"), None],
+    [
+        ValueError("shapes do not fit"),
+        ValueError("INVALID_ARGUMENT: no such axis"),
+        KeyError("UNKNOWN: x"),
+        None,
+    ],
 )
 def test_error_of_the_script_is_no_loss(error: Exception | None) -> None:
     assert not _may_be_loss(error)
