@@ -39,6 +39,7 @@ from elastic.events import (
     LeftWorld,
     Peers,
     Persisted,
+    PersistSettled,
     PreemptionNotice,
     Rebuilt,
     ResetHost,
@@ -461,6 +462,9 @@ class Agent:
             self._tasks.stage(command, lambda: self.generation, self._inbox.put)
         elif isinstance(command, StagePersisted):
             self._tasks.stage_persisted(command, lambda: self.generation, self._inbox.put)
+        elif isinstance(command, PersistSettled):
+            if self._persister is not None:
+                self._persister.settled(command)
         elif isinstance(command, FinishPersist):
             if self._persister is not None:
                 self._persister.finish(command)

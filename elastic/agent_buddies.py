@@ -42,12 +42,30 @@ class _Kept:
 
 
 class AgentPull:
-    """Pulls over the data plane from the agents whose addresses it was last told."""
+    """Pulls over the data plane from the agents whose addresses it was last told.
+
+    A pull from an agent that has moved meanwhile (another one has taken over) is given up: it would go on
+    asking at the old address until its deadline, and captures wait for copies.
+    """
 
     def __init__(self, token: str, tls: TlsFiles | None) -> None:
         self._token = token
         self._tls = tls
-        self.addresses: Mapping[int, str] = {}
+        self._addresses: Mapping[int, str] = {}
+        self._under_way: tuple[frozenset[int], threading.Event] | None = None
+
+    @property
+    def addresses(self) -> Mapping[int, str]:
+        """Where the agents serve, by slice."""
+        return self._addresses
+
+    @addresses.setter
+    def addresses(self, addresses: Mapping[int, str]) -> None:
+        before, self._addresses = self._addresses, addresses
+        if (pull := self._under_way) is not None:
+            sources, given_up = pull
+            if any(addresses.get(index) != before.get(index) for index in sources):
+                given_up.set()
 
     def __call__(
         self,
@@ -58,7 +76,22 @@ class AgentPull:
         given_up: threading.Event,
     ) -> Sequence[int]:
         """See `Pull`."""
-        known = self.addresses
+        sources = frozenset(host.slice_index for copy in copies for host in copy.sources)
+        self._under_way = sources, given_up  # before the addresses are read
+        try:
+            return self._fetch(generation, step, copies, views, given_up)
+        finally:
+            self._under_way = None
+
+    def _fetch(
+        self,
+        generation: int,
+        step: int,
+        copies: Sequence[BuddyCopy],
+        views: Sequence[memoryview],
+        given_up: threading.Event,
+    ) -> Sequence[int]:
+        known = self._addresses
         wanted = [
             Wanted(
                 path=copy.path,
@@ -122,7 +155,6 @@ class BuddyKeeper:
         if generation == self._idle_generation:
             return
         with self._changed:
-            self._given_up.clear()
             self._newest = generation, step
             self._changed.notify_all()
 
@@ -161,7 +193,10 @@ class BuddyKeeper:
         """Wait for a capture whose copies are wanted here; None when this keeper is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._newest is not None)
-            return None if self._closed else self._newest
+            if self._closed:
+                return None
+            self._given_up.clear()  # of the world before, or of a pull from where nobody serves any more
+            return self._newest
 
     def pull_newest(self, generation: int, step: int) -> bool:
         """Pull the copies of one step; False when that has to be tried again."""

@@ -7,13 +7,14 @@ slot, which the worker overwrites two captures later. Nothing here holds up the 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import tenacity
 
-from elastic.events import FinishPersist, Persisted, SharePersisted, SnapshotSummary
+from elastic.events import FinishPersist, Persisted, PersistSettled, SharePersisted, SnapshotSummary
 from elastic.job import PersistSpec
 from reshard.errors import ElasticError, RetryLaterError, UsageError
 from reshard.persist_shares import persist_shares
@@ -28,6 +29,10 @@ from snapshot.persist_tree import TreeDescription
 from snapshot.slot_reader import SlotReader
 
 ATTEMPTS = 3
+SHARE_BOUND_S = 600.0
+"""How long a share may be under way before the next one takes its place."""
+MAX_FACTS = 3
+"""So many shares of this host may wait for their snapshot to be put together."""
 RETRY_WAIT = tenacity.wait_random_exponential(multiplier=0.5, max=5.0)
 _HOPELESS = ("overwritten-source", "corrupt-source")
 """Failures that another attempt at the same copy cannot mend."""
@@ -40,6 +45,7 @@ class _Share:
         self.generation = generation
         self.step = step
         self.after = after
+        self.began_s = time.monotonic()
         self.stopped = threading.Event()
         self.thread = threading.Thread()
         self._lock = threading.Lock()
@@ -105,6 +111,10 @@ class Persister:
         self._tree: TreeDescription | None = None
         self._captured = (-1, -1)
         self._share: _Share | None = None
+        self._left_out: SharePersisted | None = None
+        """A share that was due while another was being written: told when it was not the run's last."""
+        self._unsettled_step: int | None = None
+        """The step that was begun last, until all hosts' shares of it are put together, or given up."""
         self._facts: dict[tuple[int, int], PersistFacts] = {}
 
     def describe(self, tree: TreeDescription) -> None:
@@ -114,15 +124,19 @@ class Persister:
     def captured(self, generation: int, step: int) -> None:
         """The worker has captured a step: write this host's share of it, if it is due."""
         before, self._captured = self._captured, (generation, step)
+        self._tell_left_out()
         if before[0] == generation and self._spec.is_due(step, before[1]):
-            if self._share is not None and self._share.thread.is_alive():
-                busy = f"the tier is too slow: step {self._share.step} was still being written"
-                self._tell_share(generation, step, busy)
+            if self._unsettled_step is not None and not self._give_up_late():
+                why = f"the tier is too slow: step {self._unsettled_step} was still being written"
+                self._left_out = SharePersisted(
+                    slice_index=self._slice, generation=generation, step=step, error=why, left_out=True
+                )
             else:
                 self._begin(generation, step)
 
     def loop_ended(self) -> None:
         """The worker's loop is over: what it captured last is to be persisted, unless it is already."""
+        self._left_out = None  # if it is the last one, it is written after all
         generation, step = self._captured
         under_way = (self._share.generation, self._share.step) if self._share is not None else None
         if step >= 0 and under_way != self._captured:
@@ -134,10 +148,36 @@ class Persister:
 
     def cancel(self) -> None:
         """The world is being left: what is written for it will not be complete. Ends its process."""
+        self._tell_left_out()
+        self._unsettled_step = None
         if self._share is not None:
             self._share.stop()
 
+    def _give_up_late(self) -> bool:
+        """End a share that hangs (a disk that does not answer); tells whether that was so."""
+        share = self._share
+        if share is None or time.monotonic() - share.began_s < SHARE_BOUND_S:
+            return False
+        if share.thread.is_alive():
+            share.stop()
+            self._tell_share(share.generation, share.step, f"not written within {SHARE_BOUND_S:g} s")
+        return True
+
+    def settled(self, command: PersistSettled) -> None:
+        """A step is in the persistent tier, or will not be: the next that is due can begin."""
+        if command.step == self._unsettled_step:
+            self._unsettled_step = None
+        share = self._share
+        if command.failed and share is not None and share.step == command.step:
+            share.stop()
+
+    def _tell_left_out(self) -> None:
+        left_out, self._left_out = self._left_out, None
+        if left_out is not None:
+            self._tell(left_out)
+
     def _begin(self, generation: int, step: int) -> None:
+        self._unsettled_step = step
         share = self._share = _Share(generation, step, self._share)
         share.thread = threading.Thread(target=self._write, args=(share,), name="persist", daemon=True)
         share.thread.start()
@@ -152,7 +192,8 @@ class Persister:
         except (ElasticError, OSError) as failed:
             error = str(failed)
         else:
-            self._facts = {(share.generation, share.step): facts}
+            kept = list(self._facts.items())[1 - MAX_FACTS :]
+            self._facts = {**dict(kept), (share.generation, share.step): facts}
         if not share.stopped.is_set():
             self._tell_share(share.generation, share.step, error)
 

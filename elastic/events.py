@@ -254,12 +254,16 @@ class DigestDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharePersisted:
-    """A host has written its share of the snapshot at `step` to the persistent tier; or it says why not."""
+    """A host has written its share of the snapshot at `step` to the persistent tier; or it says why not.
+
+    `left_out`: it was due, but the one before was not settled yet, so no host begins it.
+    """
 
     slice_index: int
     generation: int
     step: int
     error: str = ""
+    left_out: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -426,6 +430,15 @@ class FinishPersist:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PersistSettled:
+    """The snapshot at `step` is in the persistent tier, or (`failed`) will not be: the next one may begin."""
+
+    slice_index: int
+    step: int
+    failed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Peers:
     """Where the other slices' agents serve their shards; sent whenever that changes."""
 
@@ -500,6 +513,7 @@ AgentCommand = (
     | Stage
     | StagePersisted
     | FinishPersist
+    | PersistSettled
     | Peers
     | AuditAfter
     | Assign

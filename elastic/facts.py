@@ -96,6 +96,7 @@ def _agent_attached(turn: Turn, event: AgentAttached) -> None:
         if event.worker is WorkerState.READY:
             turn.update(index, worker=WorkerState.READY)
         turn.write_worker(index, "adopted", event.worker_pid)
+        moves_persist.lose_shares(turn, index)
     else:
         if known:
             cause = "the worker ended while its agent was away"

@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elastic.events import FinishPersist, Persisted, PersistedFound, SharePersisted, StagePersisted, host_of
+from elastic.events import (
+    FinishPersist,
+    Persisted,
+    PersistedFound,
+    PersistSettled,
+    SharePersisted,
+    StagePersisted,
+    host_of,
+)
 from elastic.records import PersistFailed, SnapshotPersisted
 from elastic.state import Persisting
 from elastic.turn import Turn
@@ -25,20 +33,23 @@ def observe_found(turn: Turn, event: PersistedFound) -> None:
 
 def observe_share(turn: Turn, event: SharePersisted) -> None:
     """Count the share; the last one of a step has the snapshot finished."""
-    under_way = turn.state.persisting
-    if under_way is None or event.step > under_way.step:
-        if under_way is not None:
-            abandon(turn, "the next one was due before all hosts had written it")
+    if event.left_out:
+        _note_left_out(turn, event)
+        return
+    under_way = next((one for one in turn.state.persisting if one.step == event.step), None)
+    if under_way is None:
+        if event.step <= turn.state.persist_settled_step:
+            return
         missing = frozenset(turn.state.world)
-        under_way = Persisting(step=event.step, began_unix_s=turn.now.unix_s, missing=missing)
-    elif event.step < under_way.step:
+        under_way = Persisting(step=event.step, began_s=turn.now.mono_s, missing=missing)
+    if event.error:
+        write_failure(turn, event.step, event.slice_index, event.error)
+        _settle(turn, event.step, failed=True)
         return
     under_way = replace(under_way, missing=under_way.missing - {event.slice_index})
-    if event.error and not under_way.failed:
-        write_failure(turn, event.step, event.slice_index, event.error)
-        under_way = replace(under_way, failed=True)
-    turn.change(persisting=under_way)
-    if not under_way.missing and not under_way.failed:
+    others = tuple(one for one in turn.state.persisting if one.step != event.step)
+    turn.change(persisting=(*others, under_way))
+    if not under_way.missing:
         turn.send(
             FinishPersist(
                 slice_index=turn.state.world[0],
@@ -51,35 +62,66 @@ def observe_share(turn: Turn, event: SharePersisted) -> None:
 
 def observe_persisted(turn: Turn, event: Persisted) -> None:
     """The snapshot is there for good (or not): it is a source from now on."""
-    under_way = turn.state.persisting
-    took_s = 0.0
-    if under_way is not None and under_way.step == event.step:
-        took_s = turn.now.unix_s - under_way.began_unix_s
-        turn.change(persisting=None, uncovered="")
+    began_s = next((one.began_s for one in turn.state.persisting if one.step == event.step), None)
+    turn.change(uncovered="")
     if event.snapshot is None:
         write_failure(turn, event.step, event.slice_index, event.error)
-        return
-    others = tuple(snapshot for snapshot in turn.state.persisted if snapshot.step != event.step)
-    turn.change(persisted=(event.snapshot, *others)[:MAX_PERSISTED])
-    turn.write(
-        SnapshotPersisted(
-            unix_s=turn.now.unix_s,
-            generation=event.snapshot.generation,
-            step=event.step,
-            persisted_bytes=event.persisted_bytes,
-            took_s=took_s,
+    else:
+        others = tuple(snapshot for snapshot in turn.state.persisted if snapshot.step != event.step)
+        turn.change(persisted=(event.snapshot, *others)[:MAX_PERSISTED])
+        turn.write(
+            SnapshotPersisted(
+                unix_s=turn.now.unix_s,
+                generation=event.snapshot.generation,
+                step=event.step,
+                persisted_bytes=event.persisted_bytes,
+                took_s=None if began_s is None else turn.now.mono_s - began_s,
+            )
         )
-    )
+    _settle(turn, event.step, failed=event.snapshot is None)
 
 
 def abandon(turn: Turn, why: str) -> None:
-    """The snapshot under way will not be complete: say so. One whose shares are all there still may be."""
-    under_way = turn.state.persisting
-    if under_way is None or turn.state.is_finishing_persist:
-        return
-    turn.change(persisting=None)
-    if not under_way.failed:
-        write_failure(turn, under_way.step, None, why)
+    """What is not written yet will not be complete: say so. What is being put together still may be."""
+    for under_way in turn.state.persisting:
+        if under_way.missing:
+            _give_up(turn, under_way, why)
+
+
+def lose_shares(turn: Turn, slice_index: int) -> None:
+    """An agent was started again: what it was writing is gone."""
+    for under_way in turn.state.persisting:
+        if slice_index in under_way.missing:
+            _give_up(turn, under_way, f"the agent of slice {slice_index} was started again while it wrote")
+
+
+def give_up_late(turn: Turn) -> None:
+    """Nothing is waited for without a bound."""
+    for under_way in turn.state.persisting:
+        if turn.is_past(under_way.began_s + turn.state.config.timing.persist_s):
+            _give_up(turn, under_way, "not all hosts have written it in time")
+
+
+def _give_up(turn: Turn, under_way: Persisting, why: str) -> None:
+    write_failure(turn, under_way.step, None, why)
+    _settle(turn, under_way.step, failed=True)
+
+
+def _settle(turn: Turn, step: int, *, failed: bool) -> None:
+    """Nothing more is expected of a step: let all hosts know, so that they begin the next one together."""
+    turn.change(
+        persisting=tuple(one for one in turn.state.persisting if one.step != step),
+        persist_settled_step=max(turn.state.persist_settled_step, step),
+    )
+    for index in turn.state.world:
+        turn.send(PersistSettled(slice_index=index, step=step, failed=failed))
+
+
+def _note_left_out(turn: Turn, event: SharePersisted) -> None:
+    """Write it down once: all hosts leave out the same."""
+    if event.step > turn.state.persist_left_out_step:
+        turn.change(persist_left_out_step=event.step)
+        _write(turn, event.step, None, event.error)
 
 
 def refuse(turn: Turn, step: int, why: str) -> None:
@@ -90,8 +132,12 @@ def refuse(turn: Turn, step: int, why: str) -> None:
 
 
 def write_failure(turn: Turn, step: int, slice_index: int | None, reason: str) -> None:
-    """Add to the history that a snapshot is not in the persistent tier."""
+    """A snapshot that was begun is not in the persistent tier."""
     turn.change(persist_failed_step=max(turn.state.persist_failed_step, step))
+    _write(turn, step, slice_index, reason)
+
+
+def _write(turn: Turn, step: int, slice_index: int | None, reason: str) -> None:
     turn.write(
         PersistFailed(
             unix_s=turn.now.unix_s,

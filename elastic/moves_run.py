@@ -7,6 +7,7 @@ from elastic.events import Phase, StepFailed, StopAfter, WorkerState, host_of
 from elastic.moves_decide import digest
 from elastic.moves_end import complete, describe_state_left, fail
 from elastic.moves_fence import fence, name_slices, shrink
+from elastic.moves_persist import give_up_late
 from elastic.turn import Turn
 
 STEPS_TO_BOUNDARY = 2
@@ -77,6 +78,7 @@ def advance_running(turn: Turn) -> None:
         finish(turn)
         return
     turn.start_due()
+    give_up_late(turn)
     state = turn.state
     if turn.is_past(state.finish_by_s):
         ended = name_slices([index for index in state.world if state.member(index).finished])

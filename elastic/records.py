@@ -184,13 +184,15 @@ class SnapshotsVerified:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotPersisted:
-    """A snapshot is complete in the persistent tier. `took_s` is from the first host's share to the end."""
+    """A snapshot is complete in the persistent tier. `took_s` is from the first host's share to the end, None
+    where that was not heard of.
+    """
 
     unix_s: float
     generation: int
     step: int
     persisted_bytes: int
-    took_s: float
+    took_s: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

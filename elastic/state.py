@@ -118,12 +118,13 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Persisting:
-    """A snapshot on its way into the persistent tier: which slices still write their share of it."""
+    """A snapshot on its way into the persistent tier: which slices still write their share of it (none: it is
+    being put together). `began_s` is of the machine's clock.
+    """
 
     step: int
-    began_unix_s: float
+    began_s: float
     missing: frozenset[int]
-    failed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +174,11 @@ class JobState:
     restored_digest: tuple[int, int, str] | None = None
     final_digest: str | None = None
     digesting: bool = False
-    persisting: Persisting | None = None
+    persisting: tuple[Persisting, ...] = ()
+    """Snapshots on their way into the persistent tier, of different steps."""
+    persist_settled_step: int = -1
+    """What comes of this step and older ones is too late."""
+    persist_left_out_step: int = -1
     persisted: tuple[SnapshotSummary, ...] = ()
     """The snapshots in the persistent tier (without holdings); what earlier runs left has generation 0."""
     persist_failed_step: int = -1
@@ -211,7 +216,7 @@ class JobState:
     @property
     def is_finishing_persist(self) -> bool:
         """Whether a snapshot, all of it written, is just being put together in the persistent tier."""
-        return self.persisting is not None and not self.persisting.missing and not self.persisting.failed
+        return any(not under_way.missing for under_way in self.persisting)
 
     def is_persist_settled(self, step: int) -> bool:
         """Whether the snapshot of `step` is in the persistent tier, or will not get there."""

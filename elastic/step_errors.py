@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 
 import jax
+
+_RUNTIME_STATUS = re.compile(
+    r"(ABORTED|CANCELLED|DATA_LOSS|DEADLINE_EXCEEDED|FAILED_PRECONDITION|INTERNAL|UNAVAILABLE|UNKNOWN): "
+)
+"""How messages of the runtime begin. Where a program runs while it is dispatched, as small ones on CPU do,
+JAX 0.10 raises a failed collective as a ValueError."""
 
 
 def clear_frames(error: BaseException | None) -> None:
@@ -19,6 +26,8 @@ def may_be_loss(error: BaseException | None) -> bool:
     """Whether an error, or one it was raised from, came from the runtime rather than from Python code."""
     while error is not None:
         if isinstance(error, jax.errors.JaxRuntimeError):
+            return True
+        if isinstance(error, ValueError) and _RUNTIME_STATUS.match(str(error)):
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -239,7 +239,7 @@ class World:
         if error is None and self._keeper is not None:
             try:
                 self._keeper.finish()
-            except jax.errors.JaxRuntimeError as failed:
+            except (jax.errors.JaxRuntimeError, ValueError) as failed:
                 if not self._is_loss(failed):
                     raise
                 return True

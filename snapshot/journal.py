@@ -130,6 +130,7 @@ class JournalReader:
             raise CorruptCopyError(f"{path}: foreign file: {error}", path=str(path)) from error
         try:
             self.record_bytes, self.num_records = self._read_header()
+            self._next_index = 0
         except CorruptCopyError:
             self.close()
             raise
@@ -147,19 +148,29 @@ class JournalReader:
         """Return the newest complete record of a step in a generation; of the others only heads are read."""
         if self._fd is None:
             raise UsageError(f"{self.path}: reader is closed")
+        # Mostly it is the one after that which was asked for last: a long journal is not searched for each
+        # step. Records of a step in one generation are alike.
+        if (parsed := self._read(self._next_index, step, generation)) is not None:
+            self._next_index = (self._next_index + 1) % self.num_records
+            return parsed[1]
         newest: tuple[int, JournalRecord] | None = None
         for index in range(self.num_records):
-            offset = PAGE_BYTES + index * self.record_bytes
-            head = os.pread(self._fd, RECORD_HEADER_BYTES, offset)
-            if len(head) < RECORD_HEADER_BYTES or _BODY.unpack_from(head, _BODY_OFFSET)[1:3] != (
-                step,
-                generation,
-            ):
-                continue
-            parsed = _parse(memoryview(os.pread(self._fd, self.record_bytes, offset)))
+            parsed = self._read(index, step, generation)
             if parsed is not None and (newest is None or parsed[0] > newest[0]):
                 newest = parsed
+                self._next_index = (index + 1) % self.num_records
         return None if newest is None else newest[1]
+
+    def _read(self, index: int, step: int, generation: int) -> tuple[int, JournalRecord] | None:
+        """The record at a place in the ring with its sequence, if it is a complete one of this step."""
+        assert self._fd is not None
+        offset = PAGE_BYTES + index * self.record_bytes
+        head = os.pread(self._fd, RECORD_HEADER_BYTES, offset)
+        if len(head) < RECORD_HEADER_BYTES:
+            return None
+        if _BODY.unpack_from(head, _BODY_OFFSET)[1:3] != (step, generation):
+            return None
+        return _parse(memoryview(os.pread(self._fd, self.record_bytes, offset)))
 
     def committed(self) -> list[tuple[int, JournalRecord]]:
         """Return (sequence, record) of the complete records, in sequence order."""

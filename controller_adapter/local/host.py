@@ -18,6 +18,7 @@ from elastic.events import (
     DigestDone,
     Event,
     FinishPersist,
+    PersistSettled,
     SnapshotSummary,
     Stage,
     StagePersisted,
@@ -176,6 +177,11 @@ class VirtualHost:
         """Put the shares of a snapshot together for good."""
         if self._persister is not None:
             self._persister.finish(command)
+
+    def persist_settled(self, command: PersistSettled) -> None:
+        """A step is in the persistent tier, or will not be."""
+        if self._persister is not None:
+            self._persister.settled(command)
 
     def give_up_persisting(self) -> None:
         """What is being written will not be complete."""

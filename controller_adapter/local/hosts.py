@@ -23,6 +23,7 @@ from elastic.events import (
     Fence,
     Fenced,
     FinishPersist,
+    PersistSettled,
     ResetHost,
     Shutdown,
     Stage,
@@ -171,6 +172,9 @@ class VirtualHosts:
     def _finish_persist(self, host: VirtualHost, command: FinishPersist) -> None:
         host.finish_persist(command)
 
+    def _persist_settled(self, host: VirtualHost, command: PersistSettled) -> None:
+        host.persist_settled(command)
+
     def _digest(self, host: VirtualHost, command: ComputeDigest) -> None:
         self._tell(host.digest(command))
 
@@ -243,6 +247,7 @@ _PERFORM: dict[type[Any], Callable[[VirtualHosts, VirtualHost, Any], None]] = {
     Stage: VirtualHosts._stage,
     StagePersisted: VirtualHosts._stage,
     FinishPersist: VirtualHosts._finish_persist,
+    PersistSettled: VirtualHosts._persist_settled,
     ComputeDigest: VirtualHosts._digest,
     Assign: VirtualHosts._assign,
     ResetHost: VirtualHosts._reset,

@@ -19,6 +19,7 @@ from elastic.events import (
     Fenced,
     FinishPersist,
     Persisted,
+    PersistSettled,
     ResetHost,
     SharePersisted,
     Shutdown,
@@ -47,6 +48,7 @@ class Agent:
         self.alive = True
         self.generation = 0
         self.fence_pending = False
+        self.unsettled: int | None = None
         self._up_s = 0.0
         self._down_s = 0.0
 
@@ -117,6 +119,8 @@ class Agent:
             self.job.after(self.job.random.uniform(0.005, 0.05), lambda: self._stage(command))
         elif isinstance(command, StagePersisted):
             self.job.after(self.job.random.uniform(0.005, 0.05), lambda: self._stage_persisted(command))
+        elif isinstance(command, PersistSettled):
+            self.unsettled = None if self.unsettled == command.step else self.unsettled
         elif isinstance(command, FinishPersist):
             self.job.after(self.job.random.uniform(0.005, 0.05), lambda: self._finish_persist(command))
         elif isinstance(command, Assign):
@@ -141,6 +145,7 @@ class Agent:
         if command.generation < self.generation:
             return
         self.generation, self.fence_pending = command.generation, True
+        self.unsettled = None
         worker = self.host.worker
         if command.leave_out:
             self._end_quietly()
@@ -216,8 +221,21 @@ class Agent:
     def write_share(self, snapshot: Snapshot) -> None:
         """The worker has captured a step that is due: this host's share of it takes a while to write."""
 
+        if self.unsettled is not None:
+            self.tell(
+                SharePersisted(
+                    slice_index=self.index,
+                    generation=snapshot.generation,
+                    step=snapshot.step,
+                    error=f"step {self.unsettled} was still being written",
+                    left_out=True,
+                )
+            )
+            return
+        self.unsettled = snapshot.step
+
         def written() -> None:
-            if not self.alive or snapshot.generation != self.generation:
+            if not self.alive or snapshot.generation != self.generation or self.index in self.job.stuck_hosts:
                 return
             error = "" if self.job.disk_works else "the disk is full"
             if not error:
@@ -232,7 +250,7 @@ class Agent:
                 )
             )
 
-        self.job.after(self.job.random.uniform(0.01, 0.3), written)
+        self.job.after(self.job.random.uniform(*self.job.share_s), written)
 
     def _finish_persist(self, command: FinishPersist) -> None:
         if not self.alive:

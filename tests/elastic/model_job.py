@@ -98,6 +98,9 @@ class Job:
         """The persistent tier: by step, who captured it (generation) and what it is made of."""
         self.shares: dict[tuple[int, int], dict[int, Content]] = {}
         self.disk_works = True
+        self.share_s = (0.01, 0.08)
+        self.stuck_hosts: set[int] = set()
+        """Hosts whose share of a snapshot is never written."""
         self.unreadable: set[int] = set()
         self.hosts = [Host(self, index) for index in range(num_slices)]
         self._heap: list[tuple[float, int, Callable[[], None]]] = []

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -172,6 +175,35 @@ def test_world_given_up_ends_what_is_pulled_for_it() -> None:
             keeper.leave()
             keeper.reserve(1)  # has to wait for a pull under way: at once, not until that times out
         assert all(told.empty() for told in hosts.told.values())
+
+
+def test_pull_goes_on_at_once_where_another_agent_has_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("elastic.agent_buddies.PULL_DEADLINE_S", 10 * BOUND_S)  # not waited for
+    with running() as hosts:
+        for server in hosts.servers.values():
+            server.close()
+        hosts.captured(1)
+        for pull in hosts.pulls.values():
+            while pull._under_way is None:  # until each asks where nobody serves any more
+                threading.Event().wait(0.001)
+        for host in hosts.arenas:
+            hosts.serve(host)
+        hosts.wait_replicated(1)
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: os.truncate(path, 100)])
+def test_place_for_copies_is_made_anew_where_it_is_gone(damage: Callable[[Path], None]) -> None:
+    with running() as hosts:
+        hosts.captured(1)
+        hosts.wait_replicated(1)
+        for arena in hosts.arenas.values():
+            for path in arena.directory.glob("buddy*"):
+                damage(path)
+            capture_step(arena, hosts.layout, 2, 2)
+        hosts.captured(2)
+        hosts.wait_replicated(2)
+        for host in hosts.arenas:
+            assert hosts.gaps_without(host, step=2) == {}
 
 
 def test_agent_that_takes_over_pulls_what_was_captured_last() -> None:

@@ -12,7 +12,14 @@ import pytest
 from agent_arenas import GENERATION, capture_step, elements, layout_of_hosts, made_arenas
 
 from elastic.agent_persist import Persister
-from elastic.events import ComputeDigest, FinishPersist, Persisted, SharePersisted, StagePersisted
+from elastic.events import (
+    ComputeDigest,
+    FinishPersist,
+    Persisted,
+    PersistSettled,
+    SharePersisted,
+    StagePersisted,
+)
 from elastic.job import PersistSpec
 from elastic.persistent_reads import digest_from_disk, find_persisted, stage_from_disk
 from reshard.errors import CorruptCopyError, MissingShardError, UsageError
@@ -52,7 +59,12 @@ class Hosts:
         first.finish(FinishPersist(slice_index=0, generation=GENERATION, step=step))
         answer = self.told.get(timeout=BOUND_S)
         assert isinstance(answer, Persisted)
+        self.settled(step, failed=bool(answer.error))
         return answer
+
+    def settled(self, step: int, *, failed: bool) -> None:
+        for host, persister in self.persisters.items():
+            persister.settled(PersistSettled(slice_index=host.slice_index, step=step, failed=failed))
 
 
 @contextlib.contextmanager
@@ -208,15 +220,45 @@ def test_agent_that_wrote_no_share_cannot_finish(tmp_path: Path) -> None:
         assert "has written no share" in hosts.finish(1).error
 
 
-def test_tier_that_is_too_slow_leaves_a_step_out_and_says_so(tmp_path: Path) -> None:
+def test_step_that_is_due_before_the_last_is_settled_is_left_out_by_all(tmp_path: Path) -> None:
     with running(tmp_path) as hosts:
-        host = HostId(0)
-        capture_step(hosts.arenas[host], hosts.layout, 1, 2)
-        hosts.persisters[host].captured(GENERATION, 1)
-        hosts.persisters[host].captured(GENERATION, 3)  # the writer process of step 1 has only just started
-        late, written = hosts.answers(2)
-        assert (late.step, "step 1 was still being written" in late.error) == (3, True)
-        assert (written.step, written.error) == (1, "")
+        hosts.captured(1)
+        assert set(hosts.answers(2)) == ok(1)  # written, but not put together yet
+        hosts.captured(3)
+        hosts.captured(4)
+        for left_out in hosts.answers(2):
+            assert (left_out.step, left_out.left_out) == (3, True)
+            assert "step 1 was still being written" in left_out.error
+        assert hosts.finish(1).error == ""
+        hosts.captured(5)
+        assert set(hosts.answers(2)) == ok(5)
+        assert hosts.finish(5).error == ""
+        assert [found.step for found in find_persisted(tmp_path)] == [5, 1]
+
+
+def test_last_step_is_written_though_the_one_before_is_not_settled(tmp_path: Path) -> None:
+    with running(tmp_path) as hosts:
+        hosts.captured(1)
+        hosts.captured(3)
+        for persister in hosts.persisters.values():
+            persister.loop_ended()
+        assert set(hosts.answers(4)) == ok(1) | ok(3)
+        assert [hosts.finish(step).error for step in (1, 3)] == ["", ""]
+        assert [found.step for found in find_persisted(tmp_path)] == [3, 1]
+
+
+def test_share_of_a_snapshot_that_failed_elsewhere_is_given_up(tmp_path: Path) -> None:
+    with running(tmp_path) as hosts:
+        hosts.captured(1)
+        hosts.settled(1, failed=True)
+        for persister in hosts.persisters.values():
+            assert persister._share is not None
+            persister._share.thread.join(BOUND_S)
+        hosts.captured(3)
+        told = [answer for answer in hosts.answers(2) if answer.step == 3]
+        while len(told) < 2:  # what was written of step 1 before the word came may be told first
+            told += [answer for answer in hosts.answers(1) if answer.step == 3]
+        assert set(told) == ok(3)
 
 
 @pytest.mark.parametrize("settings", [{"every_steps": 0}, {"keep": 0}])

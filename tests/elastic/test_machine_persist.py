@@ -59,9 +59,40 @@ def test_full_disk_is_said_once_a_snapshot_and_training_goes_on() -> None:
     assert job.records(SnapshotPersisted) == []
 
 
+def test_slow_tier_leaves_steps_out_but_what_was_begun_gets_there() -> None:
+    job = Job(3, num_steps=30, persist_every=1)
+    job.share_s = (0.1, 0.5)  # of steps of 0.1 s
+    job.run().assert_completed()
+    written = [record.step for record in job.records(SnapshotPersisted)]
+    left_out = [failure.step for failure in job.records(PersistFailed)]
+    assert len(written) >= 4
+    assert all("was still being written" in failure.reason for failure in job.records(PersistFailed))
+    assert sorted([*written, *left_out]) == list(range(30))
+
+
+def test_agent_that_is_started_again_while_it_writes_ends_that_snapshot_and_not_the_next() -> None:
+    job = Job(3, num_steps=24, persist_every=4)
+    job.share_s = (0.2, 0.25)
+    job.when(lambda j: bool(j.state.persisting), lambda: job.kill_agent(1, back_s=0.1))
+    job.run().assert_completed()
+    begun = [one for one in job.records(PersistFailed) if "still being written" not in one.reason]
+    assert ["the agent of slice 1 was started again" in failure.reason for failure in begun] == [True]
+    assert len(job.records(SnapshotPersisted)) >= 3
+
+
+def test_share_that_never_comes_is_not_waited_for_without_a_bound() -> None:
+    job = Job(3, num_steps=90, persist_every=4)
+    job.stuck_hosts = {1}
+    job.when_step(9, job.stuck_hosts.clear)
+    job.run().assert_completed()
+    assert "not all hosts have written it in time" in [one.reason for one in job.records(PersistFailed)]
+    assert job.records(SnapshotPersisted)
+
+
 def test_loss_while_shares_are_written_abandons_that_snapshot_and_says_so() -> None:
     job = Job(3, num_steps=12, persist_every=4, seed=3)
-    job.when(lambda j: j.state.persisting is not None, lambda: job.kill_worker(1))
+    job.share_s = (0.2, 0.3)
+    job.when(lambda j: bool(j.state.persisting), lambda: job.kill_worker(1))
     job.run().assert_completed()
     failures = job.records(PersistFailed)
     assert [failure.reason for failure in failures] == ["the world changed while its hosts wrote it"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -146,3 +147,26 @@ def test_find_returns_the_newest_entry_of_a_step_in_its_own_generation(root: Pat
     assert reader.find(1, 3) is None
     assert reader.find(7, 2) is None
     reader.close()
+
+
+def test_finding_one_step_after_another_does_not_search_a_long_journal(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_records = 512
+    journal = new_journal(root, num_records)
+    reads = 0
+    pread = os.pread
+
+    def counted(fd: int, num_bytes: int, offset: int) -> bytes:
+        nonlocal reads
+        reads += 1
+        return pread(fd, num_bytes, offset)
+
+    reader = JournalReader(root / "journal")
+    monkeypatch.setattr(os, "pread", counted)
+    for step in range(2 * num_records):
+        journal.append(record(step))
+        assert reader.find(step, 1) == record(step)
+    journal.close()
+    reader.close()
+    assert reads < num_records + 3 * 2 * num_records  # searched once at most
