@@ -199,8 +199,10 @@ class Launcher:
         bound_s = time.monotonic() + FAILED_GRACE_S
         while any(child.poll() is None for child in started):
             # After a completed run the scripts may still be at work (a last save); an interrupt ends that
-            # too.
-            if not (self._completed and not self._interrupts) and time.monotonic() >= bound_s:
+            # too. An agent that was only just started when the coordinator ended never hears the end.
+            if self._completed and not self._interrupts and self._is_script_at_work():
+                bound_s = time.monotonic() + FAILED_GRACE_S
+            elif time.monotonic() >= bound_s:
                 break
             time.sleep(POLL_S)
         os.close(self._leash_write)
@@ -216,6 +218,16 @@ class Launcher:
                 os.waitpid(pid, 0)
         os.close(self._leash_read)
         self._lock.unlink()
+
+    def _is_script_at_work(self) -> bool:
+        for index in self._agents:
+            with contextlib.suppress(OSError, msgspec.MsgspecError):
+                left = msgspec.json.decode(
+                    (self.arena(index) / "worker.pid").read_bytes(), type=dict[str, int]
+                )
+                if Path(f"/proc/{left['pid']}").exists():
+                    return True
+        return False
 
     @staticmethod
     def _become_reaper() -> None:

@@ -154,3 +154,16 @@ def _script(*, body: str, after: str = "") -> str:
         .replace("BODY", body)
         .replace("AFTER", after)
     )
+
+
+@pytest.mark.slow
+def test_agent_that_starts_as_the_run_ends_does_not_hold_up_its_end(tmp_path: Path) -> None:
+    """It attaches to a coordinator that is gone, has no worker and never hears that the job is over."""
+    arguments = ["demo", "--steps", "60", "--out", str(tmp_path), "--rejoin-after-steps", "never"]
+    faults = ["--fault", "kill:slice=2@step=10", "--fault", "agent:slice=2@step=58"]
+    process = start(tmp_path, *arguments, *faults)
+    run = finish(process, tmp_path, timeout_s=BOUND_S)
+    assert run.status == 0
+    assert run.report.run.outcome == "completed"
+    assert left_behind(run.report.run.id) == []
+    assert processes_naming(str(tmp_path)) == []
