@@ -58,6 +58,7 @@ HEARTBEAT_S = 1.0
 UNBLOCK_EVERY_S = 0.01
 RECONNECT_EVERY_S = 0.05
 COMMITS_TOLD_AGAIN = 8
+MAX_UNHEARD = 4096
 
 
 class AgentLink:
@@ -86,6 +87,8 @@ class AgentLink:
         self._rescue: threading.Thread | None = None
         self._heard_s = time.monotonic()
         self._commits: deque[WorkerCommitted] = deque(maxlen=COMMITS_TOLD_AGAIN)
+        self._unheard: deque[WorkerCommitted] = deque(maxlen=MAX_UNHEARD)
+        """Commits made while no agent was there."""
         self._told = threading.RLock()  # also taken in the SIGTERM handler, on a thread that may hold it
         self._said: dict[type[object], object] = {}
         """What was told in this world, for an agent that takes over and may not have heard it."""
@@ -108,6 +111,7 @@ class AgentLink:
                 self._stop = self._audit = None
                 with self._told:
                     self._commits.clear()
+                    self._unheard.clear()
                     self._said.clear()
             return world
 
@@ -274,9 +278,14 @@ class AgentLink:
             elif not isinstance(message, Heartbeat | Captured):
                 self._said[type(message)] = message
             connection = self._connection
-        if connection is not None:
-            with contextlib.suppress(OSError):  # the agent is gone: the next one is told again
-                connection.send(message)
+            try:
+                if connection is not None:
+                    connection.send(message)
+                    return
+            except OSError:
+                pass  # the agent is gone: the next one is told
+            if isinstance(message, WorkerCommitted):
+                self._unheard.append(message)
 
     def _connect(self) -> None:
         path = str(self._spec.socket_path(self._slice))
@@ -294,8 +303,9 @@ class AgentLink:
             framed = FramedSocket(connection, WORKER_CODEC)
             with self._told, contextlib.suppress(OSError):  # a break is noticed by the reader
                 framed.send(Hello(pid=os.getpid(), generation=self._inside))
-                for message in (*self._commits, *self._said.values()):
+                for message in dict.fromkeys((*self._unheard, *self._commits, *self._said.values())):
                     framed.send(message)
+                self._unheard.clear()
             if self._connection is not None:
                 self._connection.close()
             self._connection = framed

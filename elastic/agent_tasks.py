@@ -131,9 +131,12 @@ class ArenaTasks:
         if reopen and self._journal is not None:
             self._journal.close()
             self._journal = None
-        if self._journal is None:
-            self._journal = self._arena.journal_reader()
-        return self._journal.find(message.step, message.generation)
+        try:
+            if self._journal is None:
+                self._journal = self._arena.journal_reader()
+            return self._journal.find(message.step, message.generation)
+        except (ElasticError, OSError):  # damaged: what the step used is then not known
+            return None
 
     def bytes_from(self, restored: dict[str, int]) -> dict[str, int]:
         """What a worker read for its restore, by tier: what this agent had staged came from elsewhere."""

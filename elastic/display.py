@@ -29,6 +29,7 @@ from elastic.records import (
     RestoreChecked,
     RunEnded,
     RunStarted,
+    SnapshotPersisted,
     SnapshotRejected,
     WorkerEvent,
     WorldFormed,
@@ -41,6 +42,7 @@ _IMPORTANT = (
     WorldFormed,
     SnapshotRejected,
     PersistFailed,
+    SnapshotPersisted,
     RunEnded,
 )
 _SAID_PHASES = ("FENCING", "WAITING", "FAILED")

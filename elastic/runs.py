@@ -22,11 +22,11 @@ from elastic.report import Report, build_report, write_report
 from elastic.report_html import write_html
 from elastic.report_terminal import print_report
 from elastic.state import Config
-from reshard.errors import ElasticError, JobFailedError, UsageError
+from reshard.errors import ElasticError, JobFailedError, PersistentTierError, UsageError
 from snapshot.copying import default_num_threads
 from snapshot.dataplane_auth import TlsFiles
 from snapshot.gc import collect
-from snapshot.persist import lock_root, next_epoch
+from snapshot.persist import clear_staging, lock_root, next_epoch
 from snapshot.shm import check_root
 
 EXIT_INVARIANT = 3
@@ -87,8 +87,18 @@ def hold_persistent_tier(spec: JobSpec) -> Iterator[JobSpec]:
     if spec.persist is None:
         yield spec
         return
-    lock = lock_root(spec.persist.directory, spec.job_id)
+    directory = spec.persist.directory
+    if not directory.parent.is_dir():
+        raise UsageError(
+            f"{directory} cannot be made: there is no directory {directory.parent}",
+            remedy="Make it, or name another --persist-dir.",
+        )
     try:
+        lock = lock_root(directory, spec.job_id)
+    except PersistentTierError as failed:
+        raise UsageError(failed.message, remedy="Name another --persist-dir.") from failed
+    try:
+        clear_staging(directory)
         yield replace(spec, persist=replace(spec.persist, epoch=next_epoch(spec.persist.directory)))
     finally:
         lock.release()

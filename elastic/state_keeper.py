@@ -23,7 +23,7 @@ from snapshot.contents import open_source
 from snapshot.describe import describe_tree
 from snapshot.journal import record_bytes
 from snapshot.manifest import make_static
-from snapshot.restore import restore
+from snapshot.restore import check_complete, restore
 from snapshot.slot import required_bytes
 from snapshot.source import ShardSource
 from snapshot.tree import layout_of
@@ -107,6 +107,7 @@ class StateKeeper:
         source = self._source(step)
         try:
             target = self._memory.target(init, shardings, arguments)
+            check_complete(target, source)
             state = restore(target, source, num_threads=self._copy_threads)
         finally:
             source.close()

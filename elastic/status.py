@@ -28,7 +28,7 @@ def ask_status(directory: Path) -> dict[str, Any]:
             reply = ControlStub(channel).Status(pb.StatusRequest(), metadata=metadata, timeout=TIMEOUT_S)
         except grpc.RpcError as error:
             raise RetryLaterError(
-                f"the job in {directory} does not answer: it has ended, or hangs"
+                f"the job in {directory} does not answer: it hangs, or has ended (see `elastic report`)"
             ) from error
     found: dict[str, Any] = msgspec.json.decode(reply.status)
     return found

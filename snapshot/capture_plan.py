@@ -16,6 +16,11 @@ from snapshot.device_buffers import byte_order, is_plain
 from snapshot.manifest import StaticManifest
 from snapshot.tree import HOST_LEAF_TYPES, box_of, flatten, is_prng_key, leaf_info
 
+KEEP_LEAVES = (
+    "Keep every leaf's shape and dtype as `init` made them; it makes arrays of Python numbers (int32, say)."
+)
+"""What to do about a leaf that is not what the layout says."""
+
 
 @dataclass(slots=True)
 class PlannedLeaf:
@@ -84,6 +89,7 @@ def _plan_leaf(
     if tuple(info.shape) != array.shape or str(info.dtype) != array.dtype:
         raise UsageError(
             f"leaf {array.path} is {info.dtype}{tuple(info.shape)}, in the layout {array.dtype}{array.shape}",
+            remedy=KEEP_LEAVES,
             path=array.path,
         )
     is_key, by_address = is_prng_key(leaf), False

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 from reshard.errors import UsageError
 from snapshot.reserve import grow_slot, keep_rank, not_a_slot, reserve_slots
-from snapshot.slot import SlotWriter
+from snapshot.slot import SlotWriter, allocate_slot
+from snapshot.slot_header import HEADER_BYTES
 
 SLOT_PREFIX = "slot"
 MIN_SLOTS = 2
@@ -68,8 +70,10 @@ class CaptureSlots:
         path = f"{self._directory}/{SLOT_PREFIX}{index}"
         try:
             info = os.stat(path)
-        except FileNotFoundError as error:
-            raise not_a_slot(Path(path), error) from error
+        except FileNotFoundError:
+            info = _make_anew(Path(path))
+        if info.st_size < HEADER_BYTES and stat.S_ISREG(info.st_mode):
+            info = _make_anew(Path(path))
         writer = self._writers.get(index)
         if writer is None or writer.identity != (info.st_dev, info.st_ino, info.st_size):
             if writer is not None:
@@ -80,6 +84,12 @@ class CaptureSlots:
             except (OSError, ValueError) as error:
                 raise not_a_slot(Path(path), error) from error
         return writer
+
+
+def _make_anew(path: Path) -> os.stat_result:
+    """Make a slot that somebody removed or cut short, empty: it grows when it is written."""
+    allocate_slot(path, HEADER_BYTES)
+    return os.stat(path)
 
 
 def numbered_files(directory: Path, prefix: str) -> list[Path]:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reshard.errors import UsageError
-from snapshot.capture_plan import CapturePlan
+from snapshot.capture_plan import KEEP_LEAVES, CapturePlan
 from snapshot.device_buffers import addressable_shard, host_value, start_copy_to_host
 
 Source = tuple[int, int, Any]
@@ -58,6 +58,7 @@ def host_values(plan: CapturePlan, leaves: list[Any]) -> list[tuple[int, npt.NDA
         if value.shape != leaf.shape or value.dtype != leaf.dtype:
             raise UsageError(
                 f"leaf {leaf.path} is now {value.dtype}{value.shape}, in the layout {leaf.dtype}{leaf.shape}",
+                remedy=KEEP_LEAVES,
                 path=leaf.path,
             )
         values += [(target, value) for target, _ in leaf.shards]

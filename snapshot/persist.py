@@ -52,6 +52,16 @@ def next_epoch(root: Path) -> int:
     return 1 + max((found.facts.epoch for found in list_persisted(root)), default=0)
 
 
+def clear_staging(root: Path) -> None:
+    """Remove what earlier jobs left unfinished, for the holder of the root's lock before it begins.
+
+    Raises PersistentTierError.
+    """
+    with writing(root), contextlib.suppress(FileNotFoundError):
+        for path in (root / _OWN_NAME / "staging").iterdir():
+            _remove(root, path)
+
+
 def begin(root: Path, step: int, generation: int, *, epoch: int = 1) -> Path:
     """Make the staging directory of a snapshot and return it; one that a retry left is used again.
 

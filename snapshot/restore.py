@@ -11,11 +11,16 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from reshard.boxes import Box, full_box
-from reshard.errors import MissingShardError, UsageError
+from reshard.errors import UsageError
 from reshard.layout import ArrayLayout
 from snapshot.copying import shared_team
 from snapshot.placing import StoredBoxes, TargetBox, place_boxes
 from snapshot.tree import LeafInfo, box_of, flatten, is_prng_key, key_impl, leaf_info, unflatten
+
+_OTHER_STATE = (
+    "Restore into a state of the same leaves, shapes and dtypes as was captured; give a new model another "
+    "--persist-dir."
+)
 
 
 class BoxSource(StoredBoxes, Protocol):
@@ -105,11 +110,24 @@ def _assembled(leaf: _Leaf, source: BoxSource) -> jax.Array:
 def _check_stored(path: str, info: LeafInfo, source: BoxSource) -> None:
     stored = source.arrays.get(path)
     if stored is None:
-        raise MissingShardError(path, full_box(tuple(info.shape)), source.step)
+        raise UsageError(
+            f"the snapshot of step {source.step} has no leaf {path}: it is of another state",
+            remedy=_OTHER_STATE,
+        )
     if stored.shape != tuple(info.shape) or stored.dtype != str(info.dtype):
         raise UsageError(
             f"leaf {path} is {info.dtype}{tuple(info.shape)}, the snapshot of step {source.step} has "
             f"{stored.dtype}{stored.shape}",
-            remedy="Restore into a state of the same shapes and dtypes as was captured.",
+            remedy=_OTHER_STATE,
             path=path,
+        )
+
+
+def check_complete(target: Any, source: BoxSource) -> None:
+    """Raise UsageError when the snapshot has leaves that the target has not: they would be lost unsaid."""
+    if left := sorted(source.arrays.keys() - set(flatten(target).paths)):
+        raise UsageError(
+            f"the snapshot of step {source.step} has leaves that the state has not, among them {left[0]}",
+            remedy=_OTHER_STATE,
+            path=left[0],
         )

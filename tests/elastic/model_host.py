@@ -89,6 +89,8 @@ class Host:
         """A new agent adopts what there is."""
         self.is_alive = True
         self.agent = Agent(self)
+        if self.worker is not None and self.worker.spec is not None:
+            self.agent.generation = self.worker.spec.generation
         self.agent.attach()
 
     def start_worker(self) -> None:
