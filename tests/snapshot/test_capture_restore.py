@@ -30,7 +30,7 @@ from reshard.errors import MissingShardError, UsageError
 from reshard.redundancy import captures
 from snapshot.arena import Arena
 from snapshot.capture import Capturer
-from snapshot.restore import restore
+from snapshot.restore import check_complete, restore
 from snapshot.tree import flatten, layout_of, target_of
 
 
@@ -232,8 +232,10 @@ def test_restore_into_another_shape_or_dtype_names_the_leaf(root: Path) -> None:
                 UsageError, match=r"leaf \['w'\] is .* the snapshot of step 1 has float32\(8, 8\)"
             ):
                 restore(target, source)
-        with pytest.raises(MissingShardError, match="'extra'"):
-            restore({"extra": state["w"]}, source)
+        with pytest.raises(UsageError, match=r"has no leaf \['extra'\]: it is of another state"):
+            restore({"w": state["w"], "extra": state["w"]}, source)
+        with pytest.raises(UsageError, match=r"leaves that the state has not, among them \['w'\]"):
+            check_complete({"extra": state["w"]}, source)
         source.close()
 
 
