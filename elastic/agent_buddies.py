@@ -8,6 +8,7 @@ before be overwritten. A pull that fails is tried again as long as the world liv
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,8 @@ from snapshot.manifest import Manifest, StaticManifest, make_static
 
 PULL_DEADLINE_S = 10.0
 RETRY_S = 0.1
+UNEXPECTED_RETRY_S = 2.0
+"""After an error that should not be, which goes to the agent's log."""
 
 Pull = Callable[[int, int, Sequence[BuddyCopy], Sequence[memoryview], threading.Event], Sequence[int]]
 """Fills the views with the copies of (generation, step) and returns their checksums.
@@ -211,6 +214,10 @@ class BuddyKeeper:
                 try:
                     self._fill(kept, manifest)
                 except (ElasticError, OSError):
+                    return False
+                except Exception:  # captures wait for these copies: nothing may end the attempts
+                    traceback.print_exc()
+                    self._given_up.wait(UNEXPECTED_RETRY_S)
                     return False
         self._tell(Replicated(generation=generation, step=step))
         return True

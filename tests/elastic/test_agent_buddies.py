@@ -166,6 +166,29 @@ def test_copies_of_the_step_before_stay_until_the_next_are_complete() -> None:
             assert hosts.gaps_without(host, step=2) == {}
 
 
+def test_error_that_should_not_be_does_not_end_the_attempts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("elastic.agent_buddies.UNEXPECTED_RETRY_S", 0.01)
+    layout = layout_of_hosts(2)
+    errors = [TypeError("should not be"), None]
+
+    def pull(generation: int, step: int, copies: Any, views: Any, given_up: Any) -> list[int]:
+        if (error := errors.pop(0)) is not None:
+            raise error
+        return [0] * len(copies)
+
+    with made_arenas(layout, 2, 1) as arenas:
+        told: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        keeper = BuddyKeeper(arenas[HostId(0)], HostId(0), 2, pull, told.put)
+        keeper.reserve(1 << 16)
+        keeper.start()
+        keeper.captured(GENERATION, 1)
+        assert told.get(timeout=BOUND_S) == Replicated(generation=GENERATION, step=1)
+        keeper.close()
+    assert "should not be" in capsys.readouterr().err
+
+
 def test_world_given_up_ends_what_is_pulled_for_it() -> None:
     with running() as hosts:
         for server in hosts.servers.values():

@@ -158,6 +158,21 @@ def test_next_agent_is_told_again_what_the_last_may_not_have_heard(
     agent.connection = successor.connection
 
 
+def test_commits_made_while_no_agent_is_there_are_told_to_the_next(
+    spec: JobSpec, link: AgentLink, agent: FakeAgent
+) -> None:
+    in_world(link, agent)
+    agent.die()
+    made = [replace(COMMITTED, step=step) for step in range(40)]
+    for message in made:
+        link.committed(message)
+    successor = FakeAgent(spec)
+    assert successor.next() == Hello(pid=os.getpid(), generation=2)
+    assert [successor.next() for _ in made] == made
+    successor.say(JobEnded(completed=True))
+    agent.connection = successor.connection
+
+
 def test_too_little_memory_is_told_with_both_sizes(link: AgentLink, agent: FakeAgent) -> None:
     def answer() -> None:
         assert isinstance(agent.next(), Reserve)

@@ -96,6 +96,8 @@ def test_code_after_the_loop_runs_to_its_end(tmp_path: Path) -> None:
         (["--data", "/no/such/text"], "cannot read /no/such/text"),
         (["--shm-dir", "/no/such/memory"], "/no/such/memory is not a directory"),
         (["--min-slices", "4"], "min-slices must be between 1 and 3"),
+        (["--persist-dir", "/no/such/disk/run"], "there is no directory /no/such/disk"),
+        (["--snapshot-every", "soon"], "soon"),
         (["--bogus"], "No such option"),
     ],
 )

@@ -158,6 +158,23 @@ def test_slots_grow_in_place_and_keep_what_they_hold(arena: Arena) -> None:
     assert steps(arena.manifests().complete) == [3, 2]
 
 
+@pytest.mark.parametrize("size", [None, 0, 100])
+def test_slot_that_was_removed_or_cut_short_is_made_anew_by_the_next_captures(
+    arena: Arena, size: int | None
+) -> None:
+    reserve(arena)
+    write_into(arena, 1)
+    write_into(arena, 2)
+    path = arena.slot_files()[0]
+    path.unlink()
+    if size is not None:
+        path.write_bytes(bytes(size))
+    for step in (3, 4):
+        write_into(arena, step)
+    assert steps(arena.manifests().complete) == [4, 3]
+    assert {holding.step for holding in arena.verified_holdings().holdings} == {3, 4}
+
+
 def test_slot_that_something_damaged_is_whole_again_after_the_next_capture(arena: Arena) -> None:
     reserve(arena)
     for step in (1, 2):
