@@ -303,7 +303,8 @@ class AgentLink:
             framed = FramedSocket(connection, WORKER_CODEC)
             with self._told, contextlib.suppress(OSError):  # a break is noticed by the reader
                 framed.send(Hello(pid=os.getpid(), generation=self._inside))
-                for message in dict.fromkeys((*self._unheard, *self._commits, *self._said.values())):
+                commits = dict.fromkeys((*self._unheard, *self._commits))
+                for message in (*commits, *self._said.values()):
                     framed.send(message)
                 self._unheard.clear()
             if self._connection is not None:

@@ -162,13 +162,15 @@ def test_commits_made_while_no_agent_is_there_are_told_to_the_next(
     spec: JobSpec, link: AgentLink, agent: FakeAgent
 ) -> None:
     in_world(link, agent)
+    link.rebuilt(WORLD.generation, 3, 0.1, 0.2, 1024)
+    rebuilt = agent.next()
     agent.die()
     made = [replace(COMMITTED, step=step) for step in range(40)]
     for message in made:
         link.committed(message)
     successor = FakeAgent(spec)
     assert successor.next() == Hello(pid=os.getpid(), generation=2)
-    assert [successor.next() for _ in made] == made
+    assert [successor.next() for _ in (*made, rebuilt)] == [*made, rebuilt]
     successor.say(JobEnded(completed=True))
     agent.connection = successor.connection
 
