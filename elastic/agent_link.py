@@ -278,13 +278,14 @@ class AgentLink:
             elif not isinstance(message, Heartbeat | Captured):
                 self._said[type(message)] = message
             connection = self._connection
-            try:
-                if connection is not None:
-                    connection.send(message)
-                    return
-            except OSError:
-                pass  # the agent is gone: the next one is told
-            if isinstance(message, WorkerCommitted):
+        try:
+            if connection is not None:
+                connection.send(message)
+                return
+        except OSError:
+            pass  # the agent is gone: the next one is told
+        if isinstance(message, WorkerCommitted):
+            with self._told:
                 self._unheard.append(message)
 
     def _connect(self) -> None:

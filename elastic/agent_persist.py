@@ -70,8 +70,8 @@ class _Share:
         self.stopped.set()
         with self._lock:
             process = self._process
-        if process is not None:
-            process.stop()
+        if process is not None:  # of the lowest priority, it may take a while to end
+            threading.Thread(target=process.stop, name="persist-stop", daemon=True).start()
 
     def _is_worth_another(self, result: Done | Failed) -> bool:
         return isinstance(result, Failed) and result.kind not in _HOPELESS and not self.stopped.is_set()
@@ -113,8 +113,8 @@ class Persister:
         self._share: _Share | None = None
         self._left_out: SharePersisted | None = None
         """A share that was due while another was being written: told when it was not the run's last."""
-        self._unsettled_step: int | None = None
-        """The step that was begun last, until all hosts' shares of it are put together, or given up."""
+        self._unsettled: tuple[int, int] | None = None
+        """Generation and step that was begun last, until all hosts' shares are put together, or given up."""
         self._facts: dict[tuple[int, int], PersistFacts] = {}
 
     def describe(self, tree: TreeDescription) -> None:
@@ -126,8 +126,8 @@ class Persister:
         before, self._captured = self._captured, (generation, step)
         self._tell_left_out()
         if before[0] == generation and self._spec.is_due(step, before[1]):
-            if self._unsettled_step is not None and not self._give_up_late():
-                why = f"the tier is too slow: step {self._unsettled_step} was still being written"
+            if self._unsettled is not None and not self._give_up_late():
+                why = f"the tier is too slow: step {self._unsettled[1]} was still being written"
                 self._left_out = SharePersisted(
                     slice_index=self._slice, generation=generation, step=step, error=why, left_out=True
                 )
@@ -149,7 +149,7 @@ class Persister:
     def cancel(self) -> None:
         """The world is being left: what is written for it will not be complete. Ends its process."""
         self._tell_left_out()
-        self._unsettled_step = None
+        self._unsettled = None
         if self._share is not None:
             self._share.stop()
 
@@ -165,10 +165,11 @@ class Persister:
 
     def settled(self, command: PersistSettled) -> None:
         """A step is in the persistent tier, or will not be: the next that is due can begin."""
-        if command.step == self._unsettled_step:
-            self._unsettled_step = None
+        settled = (command.generation, command.step)
+        if settled == self._unsettled:
+            self._unsettled = None
         share = self._share
-        if command.failed and share is not None and share.step == command.step:
+        if command.failed and share is not None and settled == (share.generation, share.step):
             share.stop()
 
     def _tell_left_out(self) -> None:
@@ -177,7 +178,7 @@ class Persister:
             self._tell(left_out)
 
     def _begin(self, generation: int, step: int) -> None:
-        self._unsettled_step = step
+        self._unsettled = (generation, step)
         share = self._share = _Share(generation, step, self._share)
         share.thread = threading.Thread(target=self._write, args=(share,), name="persist", daemon=True)
         share.thread.start()

@@ -431,9 +431,12 @@ class FinishPersist:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PersistSettled:
-    """The snapshot at `step` is in the persistent tier, or (`failed`) will not be: the next one may begin."""
+    """The snapshot of `step`, captured in `generation`, is in the persistent tier, or (`failed`) will not be:
+    the next one may begin.
+    """
 
     slice_index: int
+    generation: int
     step: int
     failed: bool
 

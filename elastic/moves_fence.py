@@ -5,7 +5,7 @@ from __future__ import annotations
 from elastic.events import EndWorker, Fence, Phase, WorkerState
 from elastic.moves_audit import tell_comparisons
 from elastic.moves_decide import choose, decide, ready_slices
-from elastic.moves_persist import abandon
+from elastic.moves_persist import leave_world
 from elastic.state import Member
 from elastic.turn import Turn
 
@@ -19,7 +19,7 @@ def shrink(turn: Turn, lost: tuple[int, ...]) -> None:
 
 def fence(turn: Turn, why: str) -> None:
     """Raise the generation and get everybody out of every older world."""
-    abandon(turn, "the world changed while its hosts wrote it")
+    leave_world(turn, "the world changed while its hosts wrote it")
     tell_comparisons(turn)
     state = turn.state
     generation = state.generation + 1

@@ -36,23 +36,26 @@ def observe_share(turn: Turn, event: SharePersisted) -> None:
     if event.left_out:
         _note_left_out(turn, event)
         return
-    under_way = next((one for one in turn.state.persisting if one.step == event.step), None)
+    under_way = _under_way(turn, event)
     if under_way is None:
         if event.step <= turn.state.persist_settled_step:
             return
         missing = frozenset(turn.state.world)
-        under_way = Persisting(step=event.step, began_s=turn.now.mono_s, missing=missing)
+        generation, began_s = event.generation, turn.now.mono_s
+        under_way = Persisting(generation=generation, step=event.step, began_s=began_s, missing=missing)
     if event.error:
         write_failure(turn, event.step, event.slice_index, event.error)
-        _settle(turn, event.step, failed=True)
+        _settle(turn, event.generation, event.step, failed=True)
         return
-    under_way = replace(under_way, missing=under_way.missing - {event.slice_index})
-    others = tuple(one for one in turn.state.persisting if one.step != event.step)
+    finisher = turn.state.world[0]
+    others = tuple(one for one in turn.state.persisting if one is not under_way)
+    missing = under_way.missing - {event.slice_index}
+    under_way = replace(under_way, missing=missing, finisher=finisher)
     turn.change(persisting=(*others, under_way))
-    if not under_way.missing:
+    if not missing:
         turn.send(
             FinishPersist(
-                slice_index=turn.state.world[0],
+                slice_index=finisher,
                 generation=turn.state.generation,
                 step=under_way.step,
                 restored_steps=turn.state.restored_steps,
@@ -62,7 +65,7 @@ def observe_share(turn: Turn, event: SharePersisted) -> None:
 
 def observe_persisted(turn: Turn, event: Persisted) -> None:
     """The snapshot is there for good (or not): it is a source from now on."""
-    began_s = next((one.began_s for one in turn.state.persisting if one.step == event.step), None)
+    under_way = _under_way(turn, event)
     turn.change(uncovered="")
     if event.snapshot is None:
         write_failure(turn, event.step, event.slice_index, event.error)
@@ -75,10 +78,21 @@ def observe_persisted(turn: Turn, event: Persisted) -> None:
                 generation=event.snapshot.generation,
                 step=event.step,
                 persisted_bytes=event.persisted_bytes,
-                took_s=None if began_s is None else turn.now.mono_s - began_s,
+                took_s=None if under_way is None else turn.now.mono_s - under_way.began_s,
             )
         )
-    _settle(turn, event.step, failed=event.snapshot is None)
+    _settle(turn, event.generation, event.step, failed=event.snapshot is None)
+
+
+def _under_way(turn: Turn, event: SharePersisted | Persisted) -> Persisting | None:
+    found = (event.generation, event.step)
+    return next((one for one in turn.state.persisting if (one.generation, one.step) == found), None)
+
+
+def leave_world(turn: Turn, why: str) -> None:
+    """The next generation begins: its world may come to the same steps again, and persist them anew."""
+    abandon(turn, why)
+    turn.change(persist_settled_step=-1, persist_left_out_step=-1, persist_failed_step=-1)
 
 
 def abandon(turn: Turn, why: str) -> None:
@@ -89,10 +103,21 @@ def abandon(turn: Turn, why: str) -> None:
 
 
 def lose_shares(turn: Turn, slice_index: int) -> None:
-    """An agent was started again: what it was writing is gone."""
+    """An agent was started again: what it was writing is gone, and what it was told meanwhile."""
     for under_way in turn.state.persisting:
-        if slice_index in under_way.missing:
+        is_finisher = not under_way.missing and slice_index == under_way.finisher
+        if slice_index in under_way.missing or is_finisher:
             _give_up(turn, under_way, f"the agent of slice {slice_index} was started again while it wrote")
+    state = turn.state
+    if state.persist_settled_step >= 0:
+        turn.send(
+            PersistSettled(
+                slice_index=slice_index,
+                generation=state.generation,
+                step=state.persist_settled_step,
+                failed=False,
+            )
+        )
 
 
 def give_up_late(turn: Turn) -> None:
@@ -104,17 +129,17 @@ def give_up_late(turn: Turn) -> None:
 
 def _give_up(turn: Turn, under_way: Persisting, why: str) -> None:
     write_failure(turn, under_way.step, None, why)
-    _settle(turn, under_way.step, failed=True)
+    _settle(turn, under_way.generation, under_way.step, failed=True)
 
 
-def _settle(turn: Turn, step: int, *, failed: bool) -> None:
+def _settle(turn: Turn, generation: int, step: int, *, failed: bool) -> None:
     """Nothing more is expected of a step: let all hosts know, so that they begin the next one together."""
-    turn.change(
-        persisting=tuple(one for one in turn.state.persisting if one.step != step),
-        persist_settled_step=max(turn.state.persist_settled_step, step),
-    )
+    left = tuple(one for one in turn.state.persisting if (one.generation, one.step) != (generation, step))
+    turn.change(persisting=left)
+    if generation == turn.state.generation:
+        turn.change(persist_settled_step=max(turn.state.persist_settled_step, step))
     for index in turn.state.world:
-        turn.send(PersistSettled(slice_index=index, step=step, failed=failed))
+        turn.send(PersistSettled(slice_index=index, generation=generation, step=step, failed=failed))
 
 
 def _note_left_out(turn: Turn, event: SharePersisted) -> None:

@@ -119,12 +119,14 @@ class Member:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Persisting:
     """A snapshot on its way into the persistent tier: which slices still write their share of it (none: it is
-    being put together). `began_s` is of the machine's clock.
+    being put together, by the agent of slice `finisher`). `began_s` is of the machine's clock.
     """
 
+    generation: int
     step: int
     began_s: float
     missing: frozenset[int]
+    finisher: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +179,7 @@ class JobState:
     persisting: tuple[Persisting, ...] = ()
     """Snapshots on their way into the persistent tier, of different steps."""
     persist_settled_step: int = -1
-    """What comes of this step and older ones is too late."""
+    """What comes of this step and older ones is too late; of the present generation, as the two below are."""
     persist_left_out_step: int = -1
     persisted: tuple[SnapshotSummary, ...] = ()
     """The snapshots in the persistent tier (without holdings); what earlier runs left has generation 0."""

@@ -120,9 +120,10 @@ class Agent:
         elif isinstance(command, StagePersisted):
             self.job.after(self.job.random.uniform(0.005, 0.05), lambda: self._stage_persisted(command))
         elif isinstance(command, PersistSettled):
-            self.unsettled = None if self.unsettled == command.step else self.unsettled
+            is_ours = (self.generation, self.unsettled) == (command.generation, command.step)
+            self.unsettled = None if is_ours else self.unsettled
         elif isinstance(command, FinishPersist):
-            self.job.after(self.job.random.uniform(0.005, 0.05), lambda: self._finish_persist(command))
+            self.job.after(self.job.finish_s, lambda: self._finish_persist(command))
         elif isinstance(command, Assign):
             if worker is not None and worker.state is WorkerState.READY:
                 worker.enter(command.world)

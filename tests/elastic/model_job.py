@@ -99,6 +99,7 @@ class Job:
         self.shares: dict[tuple[int, int], dict[int, Content]] = {}
         self.disk_works = True
         self.share_s = (0.01, 0.08)
+        self.finish_s = 0.02
         self.stuck_hosts: set[int] = set()
         """Hosts whose share of a snapshot is never written."""
         self.unreadable: set[int] = set()

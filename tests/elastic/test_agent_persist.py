@@ -64,7 +64,9 @@ class Hosts:
 
     def settled(self, step: int, *, failed: bool) -> None:
         for host, persister in self.persisters.items():
-            persister.settled(PersistSettled(slice_index=host.slice_index, step=step, failed=failed))
+            persister.settled(
+                PersistSettled(slice_index=host.slice_index, generation=GENERATION, step=step, failed=failed)
+            )
 
 
 @contextlib.contextmanager

@@ -80,6 +80,28 @@ def test_agent_that_is_started_again_while_it_writes_ends_that_snapshot_and_not_
     assert len(job.records(SnapshotPersisted)) >= 3
 
 
+def test_step_that_is_trained_again_is_persisted_though_it_was_given_up_before() -> None:
+    job = Job(3, num_steps=14, persist_every=4)
+    job.share_s = (0.15, 0.2)
+    job.when(
+        lambda j: any(one.step == 7 for one in j.state.persisting),
+        lambda: job.kill_hosts(0, 1, 2, back_s=0.5),
+    )
+    job.run().assert_completed()
+    assert [failure.step for failure in job.records(PersistFailed)] == [7]
+    assert [record.step for record in job.records(SnapshotPersisted)] == [3, 7, 11, 13]
+
+
+def test_agent_that_is_started_again_while_it_finishes_ends_that_snapshot() -> None:
+    job = Job(3, num_steps=24, persist_every=4)
+    job.finish_s = 0.3
+    job.when(lambda j: j.state.is_finishing_persist, lambda: job.kill_agent(0, back_s=0.1))
+    job.run().assert_completed()
+    begun = [one for one in job.records(PersistFailed) if "still being written" not in one.reason]
+    assert ["the agent of slice 0 was started again" in failure.reason for failure in begun] == [True]
+    assert len(job.records(SnapshotPersisted)) >= 3
+
+
 def test_share_that_never_comes_is_not_waited_for_without_a_bound() -> None:
     job = Job(3, num_steps=90, persist_every=4)
     job.stuck_hosts = {1}
