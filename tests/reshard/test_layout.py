@@ -140,28 +140,6 @@ def test_padded_layout_gives_the_last_positions_short_and_empty_boxes():
 
 
 @PROPERTY
-@given(meshes())
-def test_mesh_numbers_its_hosts_in_order_and_each_position_by_its_host(mesh):
-    distinct = mesh.distinct_hosts()
-    assert list(distinct) == sorted(set(mesh.hosts))
-    assert [distinct[index] for index in mesh.host_index()] == list(mesh.hosts)
-    with pytest.raises(ValueError, match="read-only"):
-        mesh.host_index()[0] = 0
-
-
-@PROPERTY
-@given(meshes(max_devices=24), st.data())
-def test_mesh_part_index_counts_the_first_named_axis_outermost(mesh, data):
-    axes = data.draw(st.permutations(mesh.axis_names).map(lambda names: names[: len(names) // 2 + 1]))
-    coordinates = np.indices(mesh.axis_sizes).reshape(len(mesh.axis_sizes), -1)
-    picked = [mesh.axis_names.index(axis) for axis in axes]
-    expected = np.ravel_multi_index(
-        [coordinates[index] for index in picked], [mesh.axis_sizes[index] for index in picked]
-    )
-    assert mesh.part_index(axes).tolist() == expected.tolist()
-
-
-@PROPERTY
 @given(layout_pairs())
 def test_layout_boxes_by_host_are_the_distinct_sorted_boxes_of_its_positions(pair):
     layout = pair[0]
