@@ -2,13 +2,13 @@
 
 The largest boxes come first, and each array takes the pattern whose hosts have the fewest bytes so far: list
 scheduling, with patterns in place of machines (Graham, "Bounds on Multiprocessing Timing Anomalies", 1969).
-So when slices are a multiple of a pool's copies, hosts end within one box of each other; else patterns
-overlap, and no more than two boxes between hosts were ever seen.
+Hosts that hold the same boxes end within one box of each other where patterns share no host. Where they do,
+that is not proved; no more than two of the largest were ever seen.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -20,14 +20,14 @@ from reshard.errors import UsageError
 from reshard.grid import BoxTable, Column, Edges, element_boxes, layout_edges, num_elements
 from reshard.ids import HostId
 from reshard.layout import ArrayLayout, Layout
-from reshard.redundancy_patterns import Patterns, distinct_parts, patterns
+from reshard.redundancy_patterns import Patterns, patterns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DealtGroup:
-    """Arrays of one shape, partition and itemsize that take the same pattern.
+    """Arrays of one shape, spec and itemsize that take the same pattern.
 
-    `ranks` count the arrays of a partition in the order of dealing; `nbytes` has the bytes of each box.
+    `ranks` count the arrays of a spec in the order of dealing; `nbytes` has the bytes of each box.
     """
 
     paths: tuple[str, ...]
@@ -123,7 +123,7 @@ class Scale:
 
 
 class _Alike(NamedTuple):
-    """Arrays of one shape, partition and itemsize."""
+    """Arrays of one shape, spec and itemsize."""
 
     paths: tuple[str, ...]
     patterns: Patterns
@@ -145,17 +145,14 @@ def _alike(layout: Layout, replicas: int) -> list[_Alike]:
     by_shape: defaultdict[object, list[ArrayLayout]] = defaultdict(list)
     for array in layout.arrays:
         by_shape[array.spec, array.shape, array.itemsize].append(array)
-    by_partition: defaultdict[object, list[list[ArrayLayout]]] = defaultdict(list)
-    for arrays in by_shape.values():
-        by_partition[arrays[0].spec, distinct_parts(arrays[0], layout.mesh)].append(arrays)
+    num_arrays = Counter(array.spec for array in layout.arrays)
+    by_spec = {spec: patterns(layout.mesh, spec, replicas, num) for spec, num in num_arrays.items()}
     found: list[_Alike] = []
-    for shapes in by_partition.values():
-        made = patterns(layout.mesh, shapes[0][0], replicas, sum(map(len, shapes)))
-        for arrays in shapes:
-            edges = layout_edges(layout.mesh, arrays[0])
-            nbytes = num_elements(edges, made.table.low, made.table.high) * arrays[0].itemsize
-            paths = tuple(sorted(array.path for array in arrays))
-            found.append(_Alike(paths, made, edges, nbytes))
+    for arrays in by_shape.values():
+        made = by_spec[arrays[0].spec]
+        edges = layout_edges(layout.mesh, arrays[0])
+        nbytes = num_elements(edges, made.table.low, made.table.high) * arrays[0].itemsize
+        found.append(_Alike(tuple(sorted(array.path for array in arrays)), made, edges, nbytes))
     return sorted(
         found, key=lambda alike: (alike.patterns.num_patterns > 1, -alike.nbytes.max(), alike.paths)
     )

@@ -14,7 +14,8 @@ from functools import lru_cache
 import numpy as np
 
 from reshard.grid import BoxTable, Column, placement
-from reshard.layout import ArrayLayout, MeshLayout, Spec, dim_edges
+from reshard.layout import Spec
+from reshard.mesh import MeshLayout
 
 MAX_PATTERNS = 256
 """Where pools differ so much that all their rounds meet again only after more, they need not meet."""
@@ -51,21 +52,14 @@ def slice_numbers(mesh: MeshLayout) -> tuple[Column, Column]:
     return number, np.arange(len(indices)) - first[number]
 
 
-def distinct_parts(array: ArrayLayout, mesh: MeshLayout) -> tuple[int, ...]:
-    """Return for each dim how many different ranges its parts have: empty ones count as one."""
-    counts = []
-    for size, axes in zip(array.shape, array.spec, strict=True):
-        edges = dim_edges(size, math.prod(mesh.axis_size(axis) for axis in axes))
-        counts.append(min(int(np.searchsorted(edges, size)) + 1, len(edges) - 1))
-    return tuple(counts)
-
-
-def patterns(mesh: MeshLayout, array: ArrayLayout, replicas: int, num_arrays: int) -> Patterns:
-    """Return how to place min(`replicas`, slices that hold it) copies of each box of arrays like `array`.
+def patterns(mesh: MeshLayout, spec: Spec, replicas: int, num_arrays: int) -> Patterns:
+    """Return how to place min(`replicas`, slices that hold it) copies of each box of arrays with this spec.
 
     There are no more patterns than `num_arrays`.
     """
-    table, host, box = _holders(mesh, array.spec, distinct_parts(array, mesh))
+    placed = placement(mesh, spec)
+    order = np.lexsort((placed.host, placed.box))
+    table, host, box = placed.table, placed.host[order], placed.box[order]
     slice_of, _ = slice_numbers(mesh)
     is_next = np.ones(len(host), bool)
     is_next[1:] = (box[1:] != box[:-1]) | (slice_of[host[1:]] != slice_of[host[:-1]])
@@ -100,22 +94,6 @@ def patterns(mesh: MeshLayout, array: ArrayLayout, replicas: int, num_arrays: in
         num_slices=num_slices,
         place=place,
     )
-
-
-def _holders(mesh: MeshLayout, spec: Spec, num_distinct: tuple[int, ...]) -> tuple[BoxTable, Column, Column]:
-    """Return the distinct boxes and, sorted by box and host, which host holds which: (table, host, box)."""
-    placed = placement(mesh, spec)
-    table, host, box = placed.table, placed.host, placed.box
-    last = np.array(num_distinct, np.int64) - 1
-    if (table.low > last).any():  # several parts are empty, which makes their boxes one
-        low, number = np.unique(np.minimum(table.low, last), axis=0, return_inverse=True)
-        table = BoxTable(low=low, high=low + 1)
-        box = number.reshape(-1)[box]
-    order = np.lexsort((host, box))
-    host, box = host[order], box[order]
-    is_new = np.ones(len(host), bool)
-    is_new[1:] = (box[1:] != box[:-1]) | (host[1:] != host[:-1])
-    return table, host[is_new], box[is_new]
 
 
 def _places(host: Column, box: Column, num_boxes: int) -> tuple[Column, Column]:
