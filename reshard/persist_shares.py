@@ -27,8 +27,9 @@ def persist_shares(layout: Layout, replicas: int = 2) -> dict[HostId, tuple[Shar
     hosts = deal(layout, replicas).hosts
     shares: list[list[Shard]] = [[] for _ in hosts]
     for written in _written(layout, replicas):
-        boxes = written.group.boxes(np.arange(len(written.host)))
-        for host, box in zip(written.host.tolist(), boxes, strict=True):
+        numbers = np.flatnonzero(written.group.is_distinct(np.arange(len(written.host))))
+        boxes = written.group.boxes(numbers)
+        for host, box in zip(written.host[numbers].tolist(), boxes, strict=True):
             shares[host] += [(path, box) for path in written.paths]
     return {host: tuple(sorted(shards)) for host, shards in zip(hosts, shares, strict=True)}
 
@@ -38,7 +39,8 @@ def host_persist_shares(layout: Layout, host: HostId, replicas: int = 2) -> tupl
     index = deal(layout, replicas).index_of(host)
     shards: list[Shard] = []
     for written in _written(layout, replicas):
-        boxes = written.group.boxes(np.flatnonzero(written.host == index))
+        own = np.flatnonzero(written.host == index)
+        boxes = written.group.boxes(own[written.group.is_distinct(own)])
         shards += [(path, box) for path in written.paths for box in boxes]
     return tuple(sorted(shards))
 
