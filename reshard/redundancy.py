@@ -40,8 +40,8 @@ def captures(layout: Layout, replicas: int = 2) -> dict[HostId, tuple[Shard, ...
     """Return the (path, box) shards each host captures, sorted; every host of the mesh has an entry.
 
     Each distinct box goes to min(`replicas`, slices that hold it) different slices, to one host in each. Of
-    the empty parts of a padded array, which are all the same box, only the first one's holders count. Arrays are dealt so that shares come out even (see `reshard.redundancy_dealing`). Raises `UsageError`
-    when `replicas` is below 1.
+    the empty parts of a padded array, which are all the same box, only the first one's holders count. Shares
+    come out even (see `reshard.redundancy_dealing`). Raises `UsageError` when `replicas` is below 1.
     """
     dealing = deal(layout, replicas)
     chosen: list[list[Shard]] = [[] for _ in dealing.hosts]
@@ -153,7 +153,7 @@ def _copies(
         yield (
             keeper,
             [
-                BuddyCopy(path, box, turns[(rank + place) % len(turns)])
+                BuddyCopy(path, box, turns[(rank // made.num_patterns + place) % len(turns)])
                 for path, rank in zip(
                     group.paths[kept.first : kept.stop], group.ranks[kept.first : kept.stop], strict=True
                 )

@@ -28,7 +28,7 @@ from reshard.redundancy_patterns import Patterns, patterns
 class DealtGroup:
     """Arrays of one shape, spec and itemsize that take the same pattern.
 
-    `ranks` count the arrays of a spec in the order of dealing; `nbytes` has the bytes of each box.
+    `ranks` are their places in the order in which all arrays were dealt; `nbytes` has the bytes of each box.
     """
 
     paths: tuple[str, ...]
@@ -93,25 +93,24 @@ def deal(layout: Layout, replicas: int) -> Dealing:
         raise UsageError(f"replicas must be at least 1, got {replicas}", replicas=replicas)
     hosts = layout.mesh.distinct_hosts()
     scale = Scale(len(hosts))
-    num_dealt: defaultdict[int, int] = defaultdict(int)
+    num_dealt = 0
     groups: list[DealtGroup] = []
     for alike in _alike(layout, replicas):
         made, nbytes = alike.patterns, alike.nbytes
         taken = _taken(scale, made, nbytes, len(alike.paths))
-        first_rank = num_dealt[id(made)]
-        num_dealt[id(made)] += len(taken)
         for pattern in sorted(set(taken)):
             places = [place for place, other in enumerate(taken) if other == pattern]
             groups.append(
                 DealtGroup(
                     paths=tuple(alike.paths[place] for place in places),
-                    ranks=tuple(first_rank + place for place in places),
+                    ranks=tuple(num_dealt + place for place in places),
                     patterns=made,
                     pattern=pattern,
                     edges=alike.edges,
                     nbytes=nbytes,
                 )
             )
+        num_dealt += len(taken)
     return Dealing(hosts=hosts, groups=tuple(groups))
 
 
