@@ -1,7 +1,8 @@
 """Which hosts keep copies of boxes that too few slices hold: the same place in the next slices, in a ring.
 
-So a host pulls from few others, and keeps as much as it holds. Where slices do not hold equally much, who has
-its fair share of the bytes is passed over: for slices further on first, then for other places in them.
+So a host pulls from few others, and keeps as much as it holds. Where that gives a host much more than its
+fair share of the bytes, as slices hold unequally much, each host's boxes look for themselves for keepers with
+room: in slices further on first, then at other places in them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from reshard.redundancy_dealing import DealtGroup, deal
 from reshard.redundancy_patterns import slice_numbers
 
 MAX_SHIFTS = 64
-"""So many ways round the ring are tried before a keeper gets more than its fair share."""
+"""So many ways round the ring are tried before a keeper gets more than it should."""
+SLACK = 4
+"""The next in the ring keeps up to one part in so many more than its fair share, or one box more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,7 +44,7 @@ def keep(layout: Layout, replicas: int) -> tuple[KeptGroup, ...]:
     dealing = deal(layout, replicas)
     ring = _Ring(layout.mesh, replicas)
     short = [group for group in dealing.groups if len(ring.short_boxes(group))]
-    total = sum(len(group.paths) * int(ring.keepers(group, 0).nbytes(group).sum()) for group in short)
+    total = sum(len(group.paths) * int(group.nbytes[ring.keepers(group, 0).box].sum()) for group in short)
     num_hosts = len(dealing.hosts)
     load = np.zeros(num_hosts, np.int64)
     return tuple(kept for group in short for kept in _kept(ring, group, load, -(-total // num_hosts)))
@@ -49,26 +52,46 @@ def keep(layout: Layout, replicas: int) -> tuple[KeptGroup, ...]:
 
 def _kept(ring: _Ring, group: DealtGroup, load: Column, fair_nbytes: int) -> Iterator[KeptGroup]:
     """Give the boxes of a group to keepers, and add their bytes to `load`."""
-    most = fair_nbytes + int(group.nbytes.max())
-    ways = []
-    done = 0
+    most = fair_nbytes + max(fair_nbytes // SLACK, int(group.nbytes.max()))
+    keepers = ring.keepers(group, 0)
+    added = _added(group, keepers, load)
+    if (load + len(group.paths) * added).max() <= most:
+        load += len(group.paths) * added
+        yield KeptGroup(group=group, first=0, stop=len(group.paths), host=keepers.host, box=keepers.box)
+        return
+    for boxes in ring.boxes_by_source(group):
+        yield from _kept_apart(ring, group, boxes, load, most)
+
+
+def _kept_apart(
+    ring: _Ring, group: DealtGroup, boxes: Column, load: Column, most: int
+) -> Iterator[KeptGroup]:
+    """Give some boxes of a group to those that have room for it, the next in the ring first."""
+    ways: list[tuple[_Keepers, Column]] = []
+    num_arrays, done = len(group.paths), 0
     for shift in range(ring.num_shifts):
-        keepers = ring.keepers(group, shift)
-        added = np.zeros_like(load)
-        np.add.at(added, keepers.host, group.nbytes[keepers.box])
+        keepers = ring.keepers(group, shift).of(boxes)
+        added = _added(group, keepers, load)
         room = (most - load[added > 0]) // added[added > 0]
-        num = int(np.clip(room.min(initial=len(group.paths)), 0, len(group.paths) - done))
+        num = int(np.clip(room.min(initial=num_arrays), 0, num_arrays - done))
         if num:
             load += num * added
             yield KeptGroup(group=group, first=done, stop=done + num, host=keepers.host, box=keepers.box)
             done += num
-        if done == len(group.paths):
+        if done == num_arrays:
             return
         ways.append((keepers, added))
-    for index in range(done, len(group.paths)):  # nobody has room: whose fullest keeper is the least full
-        keepers, added = min(ways, key=lambda way: int((load + way[1]).max()))
+    for index in range(done, num_arrays):  # nobody has room: whose fullest keeper is the least full
+        keepers, added = min(ways, key=lambda way: int(load[way[0].host].max()))
         load += added
         yield KeptGroup(group=group, first=index, stop=index + 1, host=keepers.host, box=keepers.box)
+
+
+def _added(group: DealtGroup, keepers: _Keepers, load: Column) -> Column:
+    """Return the bytes that one array of the group adds to each host's load."""
+    added = np.zeros_like(load)
+    np.add.at(added, keepers.host, group.nbytes[keepers.box])
+    return added
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,8 +101,9 @@ class _Keepers:
     host: Column
     box: Column
 
-    def nbytes(self, group: DealtGroup) -> Column:
-        return group.nbytes[self.box]
+    def of(self, boxes: Column) -> _Keepers:
+        rows = np.isin(self.box, boxes)
+        return _Keepers(self.host[rows], self.box[rows])
 
 
 class _Ring:
@@ -98,6 +122,12 @@ class _Ring:
     def short_boxes(self, group: DealtGroup) -> Column:
         """Return the numbers of the boxes that too few slices hold; all of these capture them."""
         return np.flatnonzero(group.patterns.num_slices < self._wanted)
+
+    def boxes_by_source(self, group: DealtGroup) -> list[Column]:
+        """Return the short boxes by the last of the hosts that capture them: who keeps them goes by that."""
+        made, short = group.patterns, self.short_boxes(group)
+        last = np.maximum.reduceat(group.host, made.first_row)[short]
+        return [short[last == host] for host in np.unique(last)]
 
     def keepers(self, group: DealtGroup, shift: int) -> _Keepers:
         """Return who keeps the short boxes of a group when everybody moves on by `shift` slices.
