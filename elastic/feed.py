@@ -98,8 +98,8 @@ class StepJournal:
 def _is_binding(record: JournalRecord, spec: WorldSpec) -> bool:
     """Whether a step that a journal tells of must use the same samples when it is run again.
 
-    Not if it only began: it is free to take another batch size then, and a host that was away meanwhile still
-    has the record of that beginning.
+    Not if it only began in that world: it is free to take another batch size then, and a host that was away
+    meanwhile still has the record of that beginning.
     """
-    is_replay = record.step <= spec.newest_committed and bool(spec.new_steps)
-    return is_replay and record.generation >= world_of(spec.new_steps, record.step).generation
+    worlds = spec.new_steps
+    return not worlds or record.generation >= world_of(worlds, record.step).generation
