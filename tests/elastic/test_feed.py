@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,13 +24,15 @@ FULL, SMALL = np.arange(12), np.arange(8)
 @pytest.fixture
 def arena() -> Iterator[Arena]:
     """A host that began step 5 in world 1, of three slices, where step 4 was the last to be committed."""
-    arena = Arena.create("test-feed", HostId(0))
+    root = Path(tempfile.mkdtemp(prefix="elastic-slices-test-", dir="/dev/shm"))
+    arena = Arena.create("job", HostId(0), root=root)
     arena.reserve(4096, journal_record_bytes=512, journal_records=64)
     for step in (3, 4, 5):
         ids = FULL.tolist()
         arena.journal().append(JournalRecord(step=step, generation=1, position=0, sample_ids=ids))
     yield arena
     arena.unlink()
+    shutil.rmtree(root)
 
 
 def world(generation: int, *new_steps: tuple[int, int, int], rehearsal: bool = False) -> WorldSpec:

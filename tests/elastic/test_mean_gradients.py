@@ -43,7 +43,7 @@ def losses_of(params: dict[str, jax.Array], rows: dict[str, jax.Array]) -> jax.A
 
 def plain(params: dict[str, jax.Array], ids: np.ndarray[Any, Any]) -> tuple[jax.Array, Any]:
     """The mean over these samples and its gradients, on one device, without any splitting."""
-    rows = {"x": jnp.stack([Points()[int(index)]["x"] for index in ids])}
+    rows = {"x": np.stack([Points()[int(index)]["x"] for index in ids])}
     return jax.value_and_grad(lambda params: jnp.mean(losses_of(params, rows)))(params)
 
 
