@@ -5,7 +5,7 @@ Executing a plan (`reshard.execute`), box arithmetic (`reshard.boxes`), the expl
 imported by path.
 """
 
-from reshard.batches import sample_ids, split_batch
+from reshard.batches import plan_batch, sample_ids
 from reshard.boxes import Box
 from reshard.coverage import newest_covered_step
 from reshard.errors import ElasticError
@@ -32,6 +32,6 @@ __all__ = [
     "layout_holdings",
     "make_plan",
     "newest_covered_step",
+    "plan_batch",
     "sample_ids",
-    "split_batch",
 ]
