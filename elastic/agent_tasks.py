@@ -26,7 +26,7 @@ from elastic.persistent_reads import digest_from_disk, stage_from_disk
 from elastic.protocol import WorkerCommitted
 from elastic.records import StepCommitted
 from reshard.errors import ElasticError, UsageError
-from reshard.execute import execute_plan
+from reshard.execute import execute_transfers
 from reshard.holdings import Holding, Tier
 from reshard.plan import Plan
 from snapshot.arena import Arena
@@ -243,7 +243,7 @@ class ArenaTasks:
         views = [memoryview(cast("bytearray", pieces[want])) for want in wanted]
         self._pieces.fill(command, wanted, views)
         plan = Plan.of(command.step, command.transfers, bytes_lower_bound=0)
-        buffers = execute_plan(
+        buffers = execute_transfers(
             plan,
             command.layout,
             host_of(self._slice),
