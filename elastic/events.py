@@ -80,6 +80,8 @@ class WorldSpec:
     """Whether the agents write snapshots to a persistent tier: they must know the tree of the state."""
     left_out: tuple[tuple[HostId, str, Box], ...] = ()
     """Copies of the snapshot to restore that must not be read, because others contradict them."""
+    count_writes: bool = False
+    """Whether the restore counts that each element is written exactly once."""
 
 
 # ---- events: agent → coordinator ---------------------------------------------------------------------------

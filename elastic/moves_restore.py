@@ -76,6 +76,7 @@ def assign(turn: Turn) -> None:
                     replicas=state.config.replicas,
                     persists=state.config.persists,
                     audit_every=state.config.audit_every,
+                    count_writes=state.config.count_writes,
                 ),
             )
         )

@@ -30,6 +30,11 @@ class WriteCounts:
         written = self.counts[where]
         self.counts[where] = written + (written < _MOST)
 
+    def fill(self, piece: Box) -> None:
+        """Count the elements of `piece` that were not written as written once: they were there before."""
+        where = relative_slices(piece, self._box)
+        self.counts[where] = np.maximum(self.counts[where], 1)
+
     def check_once(self) -> None:
         """Raise `InvariantBrokenError`, naming an element, unless each was written exactly once."""
         self._check(self.counts != 1)
