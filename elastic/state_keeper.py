@@ -108,7 +108,9 @@ class StateKeeper:
         try:
             target = self._memory.target(init, shardings, arguments)
             check_complete(target, source)
-            state = restore(target, source, num_threads=self._copy_threads)
+            state = restore(
+                target, source, num_threads=self._copy_threads, count_writes=self._spec.count_writes
+            )
         finally:
             source.close()
         jax.block_until_ready(state)
