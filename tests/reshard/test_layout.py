@@ -105,7 +105,7 @@ def test_dim_edges_cut_a_padded_dim_into_equal_parts_and_leave_the_padding_out(s
     padded = np.pad(np.arange(size), (0, num_parts * length - size), constant_values=-1)
     edges = dim_edges(size, num_parts)
     assert edges.shape == (num_parts + 1,)
-    for part, start, stop in zip(np.split(padded, num_parts), edges[:-1], edges[1:], strict=True):
+    for part, start, stop in zip(np.split(padded, num_parts), edges, edges[1:], strict=True):
         assert part[part >= 0].tolist() == list(range(start, stop))
 
 
