@@ -18,6 +18,7 @@ from elastic.moves_persist import stage_persisted
 from elastic.records import WorldFormed
 from elastic.turn import Turn
 from reshard.errors import ElasticError
+from reshard.layout import Layout
 from reshard.plan import Plan
 
 
@@ -39,15 +40,28 @@ def decide(turn: Turn) -> None:
     if choice is None and state.newest_committed >= 0:
         _miss(turn, why)
         return
-    plan = None
-    if choice is not None:
-        try:
-            hosts = tuple(host_of(index) for index in ready)
-            _, plan = plan_restore(choice, hosts, state.config.devices_per_host)
-        except ElasticError as error:
-            fail(turn, f"no plan for {len(ready)} slices: {error}")
-            return
-    _form(turn, ready, _mode(turn, ready), choice, plan, why)
+    if choice is None:
+        _form(turn, ready, _mode(turn, ready), None, None, why)
+    else:
+        _form_from(turn, ready, choice, why)
+
+
+def _form_from(turn: Turn, ready: tuple[int, ...], choice: Choice, why: str) -> None:
+    """Fix the next world, of all that are ready or of as many as a layout takes, and let it be restored."""
+    state = turn.state
+    hosts = tuple(host_of(index) for index in ready)
+    try:
+        target, plan = plan_restore(choice, hosts, state.config.devices_per_host, dict(state.layouts))
+    except ElasticError as error:
+        fail(turn, f"no plan for {len(ready)} slices: {error}")
+        return
+    if len(target.slices) < state.config.min_slices:
+        fail(turn, f"{target.why}; at least {state.config.min_slices} slices are to take part")
+        return
+    why = f"{why}; {target.why}" if target.why else why
+    _form(turn, target.slices, _mode(turn, target.slices), choice, plan, why)
+    turn.change(idle=tuple(index for index in ready if index not in target.slices))
+    _stage(turn, choice, target.layout, plan)
 
 
 def ready_slices(turn: Turn) -> tuple[int, ...]:
@@ -135,7 +149,7 @@ def _mode(turn: Turn, slices: tuple[int, ...]) -> str:
 def _form(
     turn: Turn, slices: tuple[int, ...], mode: str, choice: Choice | None, plan: Plan | None, why: str
 ) -> None:
-    """Fix the next world; start its runtime service; let the hosts fetch what they lack."""
+    """Fix the next world; start its runtime service."""
     state = turn.state
     before = set(state.world) if state.started else set()
     _set_world(turn, slices, choice, is_real=mode != "rehearsal")
@@ -155,8 +169,6 @@ def _form(
         )
     )
     turn.send(StartService(generation=state.generation, num_processes=len(slices)))
-    if choice is not None and plan is not None:
-        _stage(turn, choice, plan)
 
 
 def _set_world(turn: Turn, slices: tuple[int, ...], choice: Choice | None, *, is_real: bool) -> None:
@@ -171,6 +183,7 @@ def _set_world(turn: Turn, slices: tuple[int, ...], choice: Choice | None, *, is
         choice=choice,
         newest_committed=newest,
         newest_before=newest,
+        idle=(),
         captured_digest=None,
         restored_digest=None,
         deadline_s=turn.now.mono_s + state.config.timing.stage_s,
@@ -180,10 +193,11 @@ def _set_world(turn: Turn, slices: tuple[int, ...], choice: Choice | None, *, is
     )
 
 
-def _stage(turn: Turn, choice: Choice, plan: Plan) -> None:
+def _stage(turn: Turn, choice: Choice, target: Layout, plan: Plan) -> None:
+    """Let the hosts of the forming world fetch what they lack of the snapshot."""
     turn.enter(Phase.RESTORING, within_s=turn.state.config.timing.stage_s)
     if choice.is_persisted:
-        stage_persisted(turn)
+        stage_persisted(turn, target)
         digest(turn, choice, "captured")
         return
     for index in turn.state.world:

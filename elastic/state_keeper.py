@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -12,9 +12,11 @@ from elastic.cadence import Cadence, longest_interval
 from elastic.copy_reports import CopyReports
 from elastic.events import WorldSpec
 from elastic.paced_capture import Paced, PacedCapture
-from elastic.ports import Link, Room, Runtime
+from elastic.ports import Link, Room, Runtime, WorldLost
+from reshard.boxes import Box, format_box, uncovered
 from reshard.errors import MissingShardError, UsageError
 from reshard.ids import HostId
+from reshard.layout import Layout
 from reshard.redundancy import buddies, captures
 from snapshot.audit import Auditor
 from snapshot.capture import Capturer
@@ -28,6 +30,8 @@ from snapshot.slot import required_bytes
 from snapshot.source import ShardSource
 from snapshot.tree import layout_of
 
+REPLAN_S = 60.0
+"""How long a worker that lacks boxes waits for the word that its world is planned anew; it comes at once."""
 MAX_JOURNALLED_SAMPLES = 4096
 MIN_JOURNAL_RECORDS = 64
 """So many steps an agent may fall behind its worker and still find what they used."""
@@ -104,10 +108,11 @@ class StateKeeper:
             self._memory.remember(state)
             self._prepare(state, runtime)
             return state, 0
+        target = self._memory.target(init, shardings, arguments)
         source = self._source(step)
         try:
-            target = self._memory.target(init, shardings, arguments)
             check_complete(target, source)
+            self._check_planned(target, source, runtime)
             state = restore(target, source, num_threads=self._copy_threads)
         finally:
             source.close()
@@ -176,11 +181,28 @@ class StateKeeper:
             raise MissingShardError("every array", (), step)
         return source
 
+    def _check_planned(self, target: Any, source: ShardSource, runtime: Runtime) -> None:
+        """Have the world formed anew where the script asks for boxes that were not planned for, and so are
+        not here. Raises WorldLost then.
+        """
+        layout = self._layout_of(target, runtime)
+        lacking = first_lacking(layout, self._link.arenas(), source)
+        if lacking is None:
+            return
+        path, box = lacking
+        self._link.laid_out(self._spec.generation, layout, f"{format_box(box)} of {path}")
+        if self._link.wait_fenced(self._spec.generation, REPLAN_S):
+            raise WorldLost(f"world {self._spec.generation} was planned for another layout")
+        raise MissingShardError(path, box, source.step)
+
+    def _layout_of(self, state: Any, runtime: Runtime) -> Layout:
+        hosts = {device.id: runtime.host_of(device) for device in self._mesh.devices.flat}
+        return layout_of(state, self._mesh, hosts, elastic_axis=self._elastic_axis)
+
     def _prepare(self, state: Any, runtime: Runtime) -> None:
         """Make room in the arenas and work out what goes where, so that captures only copy."""
-        hosts = {device.id: runtime.host_of(device) for device in self._mesh.devices.flat}
-        layout = layout_of(state, self._mesh, hosts, elastic_axis=self._elastic_axis)
-        if self._spec.rank == 0 and not self._spec.rehearsal:
+        layout = self._layout_of(state, runtime)
+        if self._spec.rank == 0:
             self._link.laid_out(self._spec.generation, layout)
         if self._spec.persists and not self._spec.rehearsal:
             self._link.described(describe_tree(state))
@@ -222,6 +244,18 @@ class StateKeeper:
                 buddy_bytes=self._buddy_bytes[host] if self._has_buddies else None,
             ),
         )
+
+
+def first_lacking(layout: Layout, hosts: Iterable[HostId], source: ShardSource) -> tuple[str, Box] | None:
+    """The path and box of the first elements that `hosts` need for `layout` and `source` has not, if any."""
+    here = tuple(hosts)
+    for array in layout.arrays:
+        stored = source.boxes(array.path)
+        boxes = layout.boxes_by_host(array)
+        for box in {box for host in here for box in boxes.get(host, ())}.difference(stored):
+            if gaps := uncovered(box, stored):
+                return array.path, gaps[0]
+    return None
 
 
 def _abstract(leaf: Any) -> Any:
