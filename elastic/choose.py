@@ -133,7 +133,7 @@ def plan_restore(
     held = Stock.of_holdings(choice.holdings, choice.step)
     target = expect_layout(choice.layout, hosts, devices_per_host, told=told or {}, held=held)
     if choice.is_persisted:
-        return target, Plan.of(choice.step, (), bytes_lower_bound=0)
+        return target, Plan.empty(choice.step)
     return target, make_plan(target.layout, held, step=choice.step)
 
 

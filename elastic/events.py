@@ -203,8 +203,8 @@ class Committed:
 class LaidOut:
     """The state of a world is on its devices: where each box is. The first slice tells it for all.
 
-    With `lacking` the state cannot be put there yet: the script asks for this layout, for which the slice that
-    tells it lacks the box named.
+    With `lacking` the state cannot be put there yet: the script asks for this layout, and the slice that
+    tells it has not the box named.
     """
 
     slice_index: int

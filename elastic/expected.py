@@ -1,15 +1,18 @@
 """The layout that a script is expected to ask for on the slices at hand, so that its boxes are there in time.
 
-What it asked for in a world (or rehearsal) of so many slices is what it will ask for again. For another number
-the rule of `World.sharding` is taken: the axis that spans slices takes another size, and a dim that does not
-divide is replicated over it. A script that does otherwise says so, and gets another try (`moves_restore`).
+What it asked for in a world (or rehearsal) of so many slices is what it will ask for again. For another
+number the rule of `World.sharding` is taken: the axis that spans slices takes another size, and a dim that
+does not divide is replicated over it. A script that does otherwise says so, and gets another try
+(`moves_restore.lay_out_anew`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
+from reshard.boxes import Box, uncovered
 from reshard.candidates import Kind
 from reshard.choice import LayoutChoice, choose_layout
 from reshard.ids import HostId
@@ -18,6 +21,7 @@ from reshard.stock import Stock
 
 FOLLOWED: frozenset[Kind] = frozenset({"shrink", "replicate"})
 """What a script follows that gets its shardings from `World.sharding`."""
+WITH_IDLE: frozenset[Kind] = FOLLOWED | frozenset({"fewer-slices"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +65,32 @@ def expect_layout(
     return Expected(slices=chosen.slices, layout=layout, why=why)
 
 
+class Stored(Protocol):
+    """What is here of a state; `snapshot.source.ShardSource` is one."""
+
+    def boxes(self, path: str) -> tuple[Box, ...]:
+        """Return the boxes of `path` that are stored."""
+        ...
+
+
+def first_lacking(layout: Layout, hosts: Iterable[HostId], stored: Stored) -> tuple[str, Box] | None:
+    """The path and box of the first elements that `hosts` need for `layout` and are not stored, if any."""
+    here = tuple(hosts)
+    for array in layout.arrays:
+        held, boxes = stored.boxes(array.path), layout.boxes_by_host(array)
+        needed = {box for host in here for box in boxes.get(host, ())}
+        for box in sorted(needed.difference(held)):
+            if gaps := uncovered(box, held):
+                return array.path, gaps[0]
+    return None
+
+
 def _follow(layout: Layout, hosts: tuple[HostId, ...], devices_per_host: int, held: Stock) -> LayoutChoice:
     """The layout by the rule on all slices, where there is one; on fewer elsewhere."""
     axes = None if layout.elastic_axis is None else (layout.elastic_axis,)
     choice = choose_layout(layout, hosts, devices_per_host, holdings=held, axes=axes, allow=FOLLOWED)
     if choice.layout is None:
-        allow = FOLLOWED | {"fewer-slices"}
-        choice = choose_layout(layout, hosts, devices_per_host, holdings=held, axes=axes, allow=allow)
+        choice = choose_layout(layout, hosts, devices_per_host, holdings=held, axes=axes, allow=WITH_IDLE)
     return choice
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -47,3 +48,18 @@ def fitted_sharding(
     if fitted != entries:
         spec = PartitionSpec(*(axes or None for axes in fitted))
     return NamedSharding(mesh, spec, memory_kind=memory_kind)
+
+
+def map_specs(place: Callable[[Any, PartitionSpec], Any], specs: Any, shapes: Any) -> Any:
+    """Return `place(shape, spec)` for every leaf of `shapes`.
+
+    `specs` is a pytree of PartitionSpecs, of the structure of `shapes` or a prefix of it, or a function that
+    gives the spec of a leaf.
+    """
+    if callable(specs):
+        return jax.tree.map(lambda leaf: place(leaf.shape, specs(leaf)), shapes)
+
+    def place_all(spec: PartitionSpec, subtree: Any) -> Any:
+        return jax.tree.map(lambda leaf: place(leaf.shape, spec), subtree)
+
+    return jax.tree.map(place_all, specs, shapes, is_leaf=lambda node: isinstance(node, PartitionSpec))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,12 +11,12 @@ from jax.sharding import Mesh
 from elastic.cadence import Cadence, longest_interval
 from elastic.copy_reports import CopyReports
 from elastic.events import WorldSpec
+from elastic.expected import first_lacking
 from elastic.paced_capture import Paced, PacedCapture
 from elastic.ports import Link, Room, Runtime, WorldLost
-from reshard.boxes import Box, format_box, uncovered
+from reshard.boxes import format_box
 from reshard.errors import MissingShardError, UsageError
 from reshard.ids import HostId
-from reshard.layout import Layout
 from reshard.redundancy import buddies, captures
 from snapshot.audit import Auditor
 from snapshot.capture import Capturer
@@ -185,7 +185,7 @@ class StateKeeper:
         """Have the world formed anew where the script asks for boxes that were not planned for, and so are
         not here. Raises WorldLost then.
         """
-        layout = self._layout_of(target, runtime)
+        layout = layout_of(target, self._mesh, self._hosts(runtime), elastic_axis=self._elastic_axis)
         lacking = first_lacking(layout, self._link.arenas(), source)
         if lacking is None:
             return
@@ -195,13 +195,14 @@ class StateKeeper:
             raise WorldLost(f"world {self._spec.generation} was planned for another layout")
         raise MissingShardError(path, box, source.step)
 
-    def _layout_of(self, state: Any, runtime: Runtime) -> Layout:
-        hosts = {device.id: runtime.host_of(device) for device in self._mesh.devices.flat}
-        return layout_of(state, self._mesh, hosts, elastic_axis=self._elastic_axis)
+    def _hosts(self, runtime: Runtime) -> dict[int, HostId]:
+        """The host of each device, by the device's id."""
+        return {device.id: runtime.host_of(device) for device in self._mesh.devices.flat}
 
     def _prepare(self, state: Any, runtime: Runtime) -> None:
         """Make room in the arenas and work out what goes where, so that captures only copy."""
-        layout = self._layout_of(state, runtime)
+        hosts = self._hosts(runtime)
+        layout = layout_of(state, self._mesh, hosts, elastic_axis=self._elastic_axis)
         if self._spec.rank == 0:
             self._link.laid_out(self._spec.generation, layout)
         if self._spec.persists and not self._spec.rehearsal:
@@ -247,18 +248,6 @@ class StateKeeper:
                 buddy_bytes=self._buddy_bytes[host] if self._has_buddies else None,
             ),
         )
-
-
-def first_lacking(layout: Layout, hosts: Iterable[HostId], source: ShardSource) -> tuple[str, Box] | None:
-    """The path and box of the first elements that `hosts` need for `layout` and `source` has not, if any."""
-    here = tuple(hosts)
-    for array in layout.arrays:
-        stored = source.boxes(array.path)
-        boxes = layout.boxes_by_host(array)
-        for box in {box for host in here for box in boxes.get(host, ())}.difference(stored):
-            if gaps := uncovered(box, stored):
-                return array.path, gaps[0]
-    return None
 
 
 def _abstract(leaf: Any) -> Any:

@@ -17,7 +17,7 @@ from elastic.cadence import Cadence
 from elastic.compile_watch import CompileWatch
 from elastic.data import BatchMaker, Dataset, StepJournal
 from elastic.events import WorldSpec
-from elastic.meshes import fitted_sharding, mesh_of
+from elastic.meshes import fitted_sharding, map_specs, mesh_of
 from elastic.ports import JobOver, Link, Runtime, WorldLost
 from elastic.protocol import WorkerCommitted
 from elastic.state_keeper import StateKeeper, StateMemory
@@ -114,9 +114,9 @@ class World:
     ) -> NamedSharding:
         """The sharding of an array of `shape` on this world's mesh, partitioned as `spec` says.
 
-        A dim that does not divide over the axis that spans what is alive is replicated over it: what has
-        4,096 rows is in parts on 4 slices and on 2, and whole on each of 3. The engine plans recoveries by the
-        same rule. Raises UsageError before `world.mesh`, and when another axis is what does not divide.
+        A dim that does not divide over the axis that spans what is alive is replicated over it: an array of
+        4,096 rows is in parts on 4 slices and on 2, and whole on each of 3. The engine plans recoveries by
+        the same rule. Raises UsageError before `world.mesh`, and when another axis is what does not divide.
         """
         if self._mesh is None:
             raise UsageError("world.sharding before world.mesh", remedy="Call world.mesh(...) first.")
@@ -128,13 +128,7 @@ class World:
         `shapes` is a pytree of what has a shape, such as `jax.eval_shape(init)`; `specs` a pytree of
         PartitionSpecs of its structure or a prefix of it, or a function that gives the spec of a leaf.
         """
-        if callable(specs):
-            return jax.tree.map(lambda leaf: self.sharding(leaf.shape, specs(leaf)), shapes)
-
-        def place(spec: PartitionSpec, subtree: Any) -> Any:
-            return jax.tree.map(lambda leaf: self.sharding(leaf.shape, spec), subtree)
-
-        return jax.tree.map(place, specs, shapes, is_leaf=lambda node: isinstance(node, PartitionSpec))
+        return map_specs(self.sharding, specs, shapes)
 
     def restore(self, init: Callable[..., Any], shardings: Any, *arguments: Any) -> Any:
         """The state on this world's devices: `init(*arguments)` at first, afterwards the snapshot, resharded.
