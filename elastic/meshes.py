@@ -46,7 +46,9 @@ def fitted_sharding(
     entries = spec_from_partition(tuple(spec))
     fitted = fitted_spec(tuple(shape), entries, {str(name): size for name, size in mesh.shape.items()}, axis)
     if fitted != entries:
-        spec = PartitionSpec(*(axes or None for axes in fitted))
+        while fitted and not fitted[-1]:
+            fitted = fitted[:-1]
+        spec = PartitionSpec(*(axes[0] if len(axes) == 1 else axes or None for axes in fitted))
     return NamedSharding(mesh, spec, memory_kind=memory_kind)
 
 

@@ -17,7 +17,7 @@ from elastic.moves_end import describe_state_left, fail
 from elastic.moves_persist import stage_persisted
 from elastic.records import WorldFormed
 from elastic.turn import Turn
-from reshard.errors import ElasticError
+from reshard.errors import ElasticError, UsageError
 from reshard.layout import Layout
 from reshard.plan import Plan
 
@@ -52,15 +52,18 @@ def _form_from(turn: Turn, ready: tuple[int, ...], choice: Choice, why: str) -> 
     hosts = tuple(host_of(index) for index in ready)
     try:
         target, plan = plan_restore(choice, hosts, state.config.devices_per_host, dict(state.layouts))
+    except UsageError as error:
+        _wait_for_more(turn, ready, error.message)
+        return
     except ElasticError as error:
         fail(turn, f"no plan for {len(ready)} slices: {error}")
         return
     if len(target.slices) < state.config.min_slices:
-        fail(turn, f"{target.why}; at least {state.config.min_slices} slices are to take part")
+        minimum = state.config.min_slices
+        _wait_for_more(turn, ready, f"{target.why}; at least {minimum} slices are to take part")
         return
     why = f"{why}; {target.why}" if target.why else why
     _form(turn, target.slices, _mode(turn, target.slices), choice, plan, why)
-    turn.change(idle=tuple(index for index in ready if index not in target.slices))
     _stage(turn, choice, target.layout, plan)
 
 
@@ -137,6 +140,19 @@ def _miss(turn: Turn, why: str) -> None:
         wait(turn, f"the hosts at hand cannot restore the state: {why}")
 
 
+def _wait_for_more(turn: Turn, ready: tuple[int, ...], why: str) -> None:
+    """There is no layout for the slices that are ready: wait for others, if any can come, then give up."""
+    missing = [member for member in turn.state.members if member.slice_index not in ready]
+    may_come = any(
+        not member.attached or member.worker is WorkerState.STARTING or turn.may_start(member)
+        for member in missing
+    )
+    if may_come and not turn.is_past(turn.state.waiting_until_s):
+        wait(turn, why)
+    else:
+        fail(turn, f"{why}; {describe_state_left(turn)}")
+
+
 def _mode(turn: Turn, slices: tuple[int, ...]) -> str:
     if not turn.state.started:
         return "first"
@@ -152,7 +168,9 @@ def _form(
     """Fix the next world; start its runtime service."""
     state = turn.state
     before = set(state.world) if state.started else set()
+    idle = tuple(index for index in ready_slices(turn) if index not in slices)
     _set_world(turn, slices, choice, is_real=mode != "rehearsal")
+    turn.change(idle=idle)
     turn.write(
         WorldFormed(
             unix_s=turn.now.unix_s,
@@ -161,7 +179,7 @@ def _form(
             mode=mode,
             restored_step=choice.step if choice else None,
             newest_committed=turn.state.newest_committed,
-            lost=tuple(sorted(before - set(slices))),
+            lost=tuple(sorted(before - {*slices, *idle})),
             joined=tuple(sorted(set(slices) - before)) if before else (),
             bytes_moved=plan.bytes_moved if plan else 0,
             bytes_lower_bound=plan.bytes_lower_bound if plan else 0,
@@ -183,7 +201,6 @@ def _set_world(turn: Turn, slices: tuple[int, ...], choice: Choice | None, *, is
         choice=choice,
         newest_committed=newest,
         newest_before=newest,
-        idle=(),
         captured_digest=None,
         restored_digest=None,
         deadline_s=turn.now.mono_s + state.config.timing.stage_s,
