@@ -141,9 +141,8 @@ def test_choice_gives_a_stage_an_empty_place_where_the_layers_do_not_divide():
         "stage=3 on 3 slices, 1 array padded; dim 0 (32) of layers does not divide into 3: padded to 33, "
         "1 of them empty (the program must store it so, as JAX refuses uneven shards)"
     )
-    kept = choose(
-        cluster(STAGES, 4), layers, (0,), limits=Limits(device_memory_bytes=200_000_000)
-    )  # no room to replicate, no leave to pad
+    assert choose(cluster(STAGES, 4), layers, (0,)).chosen.kind == "replicate"  # no leave to pad
+    kept = choose(cluster(STAGES, 4), layers, (0,), limits=Limits(device_memory_bytes=200_000_000))
     assert kept.sentence() == "stage=2 on 2 slices, slice 3 idle"
 
 
