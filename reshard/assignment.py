@@ -47,14 +47,12 @@ def assign(patterns: Sequence[Pattern], num_hosts: int, *, min_cut_bytes: int) -
                 is_split[demand] = True
                 part = (int(demands.row[demand]), place, *of_demand)
                 parts[demands.pattern[demand]].append(part)
-    whole = ~is_split
+    whole = np.flatnonzero(~is_split)
+    whole = whole[np.argsort(demands.pattern[whole], kind="stable")]
+    ends = np.searchsorted(demands.pattern[whole], np.arange(len(patterns)), side="right")
+    of_pattern = np.split(whole, ends[:-1])
     return [
-        _rows(
-            pattern,
-            demands.row[(demands.pattern == number) & whole],
-            source[(demands.pattern == number) & whole],
-            parts[number],
-        )
+        _rows(pattern, demands.row[of_pattern[number]], source[of_pattern[number]], parts[number])
         for number, pattern in enumerate(patterns)
     ]
 
@@ -199,7 +197,7 @@ def _rows(pattern: Pattern, whole: Column, place: Column, parts: Sequence[_Part]
     row = np.concatenate((local, remote))
     whole_arrays = np.tile([[0], [num_arrays], [0], [0]], len(local) + len(whole))
     first, stop, cut_start, cut_stop = np.concatenate((whole_arrays, split[2:]), axis=1)
-    rows = Rows(
+    return Rows(
         target=match.target[row],
         source=np.concatenate((match.target[local], host)),
         tier=np.concatenate((match.own_tier[local], tier)),
@@ -211,4 +209,3 @@ def _rows(pattern: Pattern, whole: Column, place: Column, parts: Sequence[_Part]
         cut_start=cut_start,
         cut_stop=cut_stop,
     )
-    return rows.take(np.lexsort((rows.cut_start, rows.first, rows.piece, rows.target_box, rows.target)))
