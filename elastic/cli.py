@@ -151,6 +151,7 @@ def _config(
     rejoin_after_steps: int | None,
     rehearsals: int,
     audit_every: int,
+    count_writes: bool,
     wait_s: float,
     persists: bool,
 ) -> Config:
@@ -165,6 +166,7 @@ def _config(
         rehearsals=rehearsals,
         persists=persists,
         audit_every=audit_every,
+        count_writes=count_writes,
         timing=Timing(wait_s=wait_s),
     )
 

@@ -83,6 +83,8 @@ class WorldSpec:
     """Copies of the snapshot to restore that must not be read, because others contradict them."""
     new_steps: tuple[NewSteps, ...] = ()
     """The worlds in which the steps after the restored one were new; this one comes last."""
+    count_writes: bool = False
+    """Whether the restore counts that each element is written exactly once."""
 
 
 # ---- events: agent → coordinator ---------------------------------------------------------------------------

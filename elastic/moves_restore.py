@@ -86,6 +86,7 @@ def assign(turn: Turn) -> None:
                     persists=state.config.persists,
                     audit_every=state.config.audit_every,
                     new_steps=worlds_since(new_steps, restored_step + 1),
+                    count_writes=state.config.count_writes,
                 ),
             )
         )

@@ -70,6 +70,8 @@ class Config:
     """Whether snapshots go to a persistent tier; the one of the last step does, before the job ends."""
     audit_every: int = 50
     """Captures from one audit of all copies on the devices to the next; 0: only when copies disagreed."""
+    count_writes: bool = False
+    """Whether every restore counts that each element is written exactly once (for debugging)."""
     max_starts: int = 8
     """How often a slice's worker is started without a new step before the slice is left out."""
     timing: Timing = field(default_factory=Timing)

@@ -113,7 +113,9 @@ class StateKeeper:
         try:
             check_complete(target, source)
             self._check_planned(target, source, runtime)
-            state = restore(target, source, num_threads=self._copy_threads)
+            state = restore(
+                target, source, num_threads=self._copy_threads, count_writes=self._spec.count_writes
+            )
         finally:
             source.close()
         jax.block_until_ready(state)
