@@ -1,7 +1,8 @@
-"""Numbers for the boxes of all arrays of a layout, and which of them each host has: worked out when asked for."""
+"""Numbers for the boxes of a layout, and which of them each host has: worked out when asked for."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
@@ -10,22 +11,22 @@ from reshard.boxes import Box
 from reshard.grid import Column, layout_edges
 from reshard.ids import HostId
 from reshard.layout import ArrayLayout, Layout
-from reshard.redundancy_dealing import deal
-from reshard.redundancy_patterns import distinct_parts
+from reshard.redundancy_dealing import as_cut, deal, last_part
 
 
 class ShardNumbers:
-    """The distinct shards of a layout, (path, box), by number; they are sorted, and made when asked for.
+    """The shards of a layout, (path, box), by number; they are sorted, and made when asked for.
 
-    The boxes of an array are numbered in C order of the parts of its dims.
+    The boxes of an array are numbered in C order of the parts of its dims. Of parts that are empty alike only
+    the first one's number is used.
     """
 
     __slots__ = ("_arrays", "_begin", "_layout", "_place")
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._arrays = sorted(layout.arrays, key=lambda array: array.path)
-        num_boxes = [int(np.prod(self.num_parts(array), dtype=np.int64)) for array in self._arrays]
+        self._arrays = sorted(map(as_cut, layout.arrays), key=lambda array: array.path)
+        num_boxes = [math.prod(self.num_parts(array)) for array in self._arrays]
         self._begin = np.concatenate((np.zeros(1, np.int64), np.cumsum(num_boxes, dtype=np.int64)))
         self._place = {array.path: place for place, array in enumerate(self._arrays)}
 
@@ -43,8 +44,8 @@ class ShardNumbers:
         return array.path, tuple(box)
 
     def num_parts(self, array: ArrayLayout) -> tuple[int, ...]:
-        """Return how many different ranges an array is cut into along each dim."""
-        return distinct_parts(array, self._layout.mesh)
+        """Return into how many parts each dim of an array is cut."""
+        return tuple(map(self._layout.mesh.num_parts, array.spec))
 
     def first(self, path: str) -> int:
         """Return the number of the first box of an array."""
@@ -81,8 +82,9 @@ def captured_by_host(layout: Layout, replicas: int, numbers: ShardNumbers) -> By
 
     def column_of(host: int) -> Column:
         own = [
-            np.add.outer(first[id(group)], group.patterns.box[group.host == host]).ravel()
+            np.add.outer(first[id(group)], own[group.is_distinct(own)]).ravel()
             for group in dealing.groups
+            for own in [group.patterns.box[group.host == host]]
         ]
         return np.sort(np.concatenate([*own, np.zeros(0, np.int64)]))
 
@@ -92,14 +94,16 @@ def captured_by_host(layout: Layout, replicas: int, numbers: ShardNumbers) -> By
 def held_by_host(layout: Layout, positions: Mapping[HostId, Column], numbers: ShardNumbers) -> ByHost:
     """Return the numbers of what the devices of each host hold: array by array, devices in mesh order."""
     mesh = layout.mesh
-    box_at: dict[object, Column] = {}  # the box at each mesh position, for arrays that are partitioned alike
-    keys = [(array.spec, numbers.num_parts(array)) for array in layout.arrays]
-    for spec, num_parts in keys:
-        if (spec, num_parts) not in box_at:
+    box_at: dict[object, Column] = {}  # the box at each mesh position, for arrays that are cut alike
+    keys: list[object] = []
+    for array in map(as_cut, layout.arrays):
+        last_parts = tuple(map(last_part, layout_edges(mesh, array)))
+        keys.append((array.spec, last_parts))
+        if keys[-1] not in box_at:
             box = np.zeros(mesh.num_devices, np.int64)
-            for num, axes in zip(num_parts, spec, strict=True):
-                box = box * num + np.minimum(mesh.part_index(axes), num - 1)
-            box_at[spec, num_parts] = box
+            for axes, last in zip(array.spec, last_parts, strict=True):
+                box = box * mesh.num_parts(axes) + np.minimum(mesh.part_index(axes), last)
+            box_at[keys[-1]] = box
     first = [numbers.first(array.path) for array in layout.arrays]
     hosts = mesh.distinct_hosts()
 

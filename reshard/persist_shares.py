@@ -27,8 +27,9 @@ def persist_shares(layout: Layout, replicas: int = 2) -> dict[HostId, tuple[Shar
     hosts = deal(layout, replicas).hosts
     shares: list[list[Shard]] = [[] for _ in hosts]
     for written in _written(layout, replicas):
-        boxes = written.group.boxes(np.arange(len(written.host)))
-        for host, box in zip(written.host.tolist(), boxes, strict=True):
+        numbers = np.flatnonzero(written.group.is_distinct(np.arange(len(written.host))))
+        boxes = written.group.boxes(numbers)
+        for host, box in zip(written.host[numbers].tolist(), boxes, strict=True):
             shares[host] += [(path, box) for path in written.paths]
     return {host: tuple(sorted(shards)) for host, shards in zip(hosts, shares, strict=True)}
 
@@ -38,7 +39,8 @@ def host_persist_shares(layout: Layout, host: HostId, replicas: int = 2) -> tupl
     index = deal(layout, replicas).index_of(host)
     shards: list[Shard] = []
     for written in _written(layout, replicas):
-        boxes = written.group.boxes(np.flatnonzero(written.host == index))
+        own = np.flatnonzero(written.host == index)
+        boxes = written.group.boxes(own[written.group.is_distinct(own)])
         shards += [(path, box) for path in written.paths for box in boxes]
     return tuple(sorted(shards))
 
@@ -57,17 +59,27 @@ def _written(layout: Layout, replicas: int) -> tuple[_Written, ...]:
     """Deal turns to arrays, as patterns are dealt: with a turn, the next holder of each box writes it."""
     dealing = deal(layout, replicas)
     scale = Scale(len(dealing.hosts))
-    found: list[_Written] = []
-    for group in dealing.groups:
-        made = group.patterns
-        turns = np.arange(made.num_copies.max())[:, None]
-        hosts = group.host[made.first_row + (turns + made.place) % made.num_copies]
-        nbytes = np.maximum(group.nbytes, 1)
-        paths: defaultdict[int, list[str]] = defaultdict(list)
-        for path in group.paths:
-            paths[scale.take_lightest((id(made), group.pattern), hosts, nbytes)].append(path)
-        found += [
-            _Written(group=group, paths=tuple(alike), host=hosts[turn])
-            for turn, alike in sorted(paths.items())
-        ]
-    return tuple(found)
+    options = [_options(group) for group in dealing.groups]
+    nbytes = [np.maximum(group.nbytes, 1) for group in dealing.groups]  # empty boxes are dealt evenly too
+    in_order = sorted(
+        (rank, path, number)
+        for number, group in enumerate(dealing.groups)
+        for rank, path in zip(group.ranks, group.paths, strict=True)
+    )
+    paths: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
+    for _, path, number in in_order:
+        group = dealing.groups[number]
+        key = id(group.patterns), group.pattern
+        paths[number, scale.take_lightest(key, options[number], nbytes[number])].append(path)
+    return tuple(
+        _Written(group=dealing.groups[number], paths=tuple(alike), host=options[number][turn])
+        for (number, turn), alike in sorted(paths.items())
+    )
+
+
+def _options(group: DealtGroup) -> Column:
+    """Return the holder of each box that writes it when all begin at some turn: `[num_turns, num_boxes]`."""
+    made = group.patterns
+    turns = np.arange(made.num_copies.max())[:, None]
+    hosts: Column = group.host[made.first_row + (turns + made.place) % made.num_copies]
+    return hosts

@@ -39,15 +39,16 @@ class BuddyCopy(NamedTuple):
 def captures(layout: Layout, replicas: int = 2) -> dict[HostId, tuple[Shard, ...]]:
     """Return the (path, box) shards each host captures, sorted; every host of the mesh has an entry.
 
-    Each distinct box goes to min(`replicas`, slices that hold it) different slices, to one host in each.
-    Arrays are dealt so that shares come out even (see `reshard.redundancy_dealing`). Raises `UsageError`
-    when `replicas` is below 1.
+    Each distinct box goes to min(`replicas`, slices that hold it) different slices, to one host in each. Of
+    the empty parts of a padded array, which are all the same box, only the first one's holders count. Shares
+    come out even (see `reshard.redundancy_dealing`). Raises `UsageError` when `replicas` is below 1.
     """
     dealing = deal(layout, replicas)
     chosen: list[list[Shard]] = [[] for _ in dealing.hosts]
     for group in dealing.groups:
-        boxes = group.boxes(group.patterns.box)
-        for host, box in zip(group.host.tolist(), boxes, strict=True):
+        rows = np.flatnonzero(group.is_distinct(group.patterns.box))
+        boxes = group.boxes(group.patterns.box[rows])
+        for host, box in zip(group.host[rows].tolist(), boxes, strict=True):
             chosen[host] += [(path, box) for path in group.paths]
     return {host: tuple(sorted(shards)) for host, shards in zip(dealing.hosts, chosen, strict=True)}
 
@@ -58,7 +59,8 @@ def host_captures(layout: Layout, host: HostId, replicas: int = 2) -> tuple[Shar
     index = dealing.index_of(host)
     shards: list[Shard] = []
     for group in dealing.groups:
-        boxes = group.boxes(group.patterns.box[group.host == index])
+        own = group.patterns.box[group.host == index]
+        boxes = group.boxes(own[group.is_distinct(own)])
         shards += [(path, box) for path in group.paths for box in boxes]
     return tuple(sorted(shards))
 
@@ -139,6 +141,7 @@ def _copies(
 ) -> Iterator[tuple[int, list[BuddyCopy]]]:
     """Yield (keeper, copies) for these rows of kept boxes. Which holder is asked first goes round."""
     group, made = kept.group, kept.group.patterns
+    rows = rows[group.is_distinct(kept.box[rows])]
     boxes = kept.box[rows]
     for keeper, number, box in zip(kept.host[rows].tolist(), boxes.tolist(), group.boxes(boxes), strict=True):
         first = made.first_row[number]
@@ -150,7 +153,7 @@ def _copies(
         yield (
             keeper,
             [
-                BuddyCopy(path, box, turns[(rank + place) % len(turns)])
+                BuddyCopy(path, box, turns[(rank // made.num_patterns + place) % len(turns)])
                 for path, rank in zip(
                     group.paths[kept.first : kept.stop], group.ranks[kept.first : kept.stop], strict=True
                 )

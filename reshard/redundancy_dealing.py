@@ -9,11 +9,12 @@ that is not proved; no more than two of the largest were ever seen.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from reshard.boxes import Box
 from reshard.errors import UsageError
@@ -27,7 +28,7 @@ from reshard.redundancy_patterns import Patterns, patterns
 class DealtGroup:
     """Arrays of one shape, spec and itemsize that take the same pattern.
 
-    `ranks` count the arrays of a spec in the order of dealing; `nbytes` has the bytes of each box.
+    `ranks` are their places in the order in which all arrays were dealt; `nbytes` has the bytes of each box.
     """
 
     paths: tuple[str, ...]
@@ -47,9 +48,15 @@ class DealtGroup:
         """Return the boxes with these numbers, as the layout has them."""
         table = self.patterns.table
         some = BoxTable(low=table.low[numbers], high=table.high[numbers])
-        return [
-            tuple((start, stop) for start, stop in box) for box in element_boxes(self.edges, some).tolist()
-        ]
+        ranges = element_boxes(self.edges, some).tolist()
+        return [tuple((start, stop) for start, stop in box) for box in ranges]
+
+    def is_distinct(self, numbers: Column) -> NDArray[np.bool_]:
+        """Tell which of these boxes do not repeat an earlier one, as the empty parts of a padded dim do."""
+        distinct = np.ones(len(numbers), bool)
+        for low, edges in zip(self.patterns.table.low[numbers].T, self.edges, strict=True):
+            distinct &= low <= last_part(edges)
+        return distinct
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -66,6 +73,19 @@ class Dealing:
         return self.hosts.index(host)
 
 
+def as_cut(array: ArrayLayout) -> ArrayLayout:
+    """Return the array with a spec that cuts no dim without elements: all parts of that are one."""
+    if all(array.shape):
+        return array
+    spec = tuple(axes if size else () for size, axes in zip(array.shape, array.spec, strict=True))
+    return replace(array, spec=spec)
+
+
+def last_part(edges: Column) -> int:
+    """Return the number of the last part of a dim that is not a repeated empty one."""
+    return min(int(np.searchsorted(edges, edges[-1])), len(edges) - 2)
+
+
 @lru_cache(maxsize=4)
 def deal(layout: Layout, replicas: int) -> Dealing:
     """Return which pattern each array takes. Raises `UsageError` when `replicas` is below 1."""
@@ -73,25 +93,24 @@ def deal(layout: Layout, replicas: int) -> Dealing:
         raise UsageError(f"replicas must be at least 1, got {replicas}", replicas=replicas)
     hosts = layout.mesh.distinct_hosts()
     scale = Scale(len(hosts))
-    num_dealt: defaultdict[int, int] = defaultdict(int)
+    num_dealt = 0
     groups: list[DealtGroup] = []
     for alike in _alike(layout, replicas):
         made, nbytes = alike.patterns, alike.nbytes
         taken = _taken(scale, made, nbytes, len(alike.paths))
-        first_rank = num_dealt[id(made)]
-        num_dealt[id(made)] += len(taken)
         for pattern in sorted(set(taken)):
             places = [place for place, other in enumerate(taken) if other == pattern]
             groups.append(
                 DealtGroup(
                     paths=tuple(alike.paths[place] for place in places),
-                    ranks=tuple(first_rank + place for place in places),
+                    ranks=tuple(num_dealt + place for place in places),
                     patterns=made,
                     pattern=pattern,
                     edges=alike.edges,
                     nbytes=nbytes,
                 )
             )
+        num_dealt += len(taken)
     return Dealing(hosts=hosts, groups=tuple(groups))
 
 
@@ -143,9 +162,9 @@ def _taken(scale: Scale, made: Patterns, nbytes: Column, num_arrays: int) -> lis
 def _alike(layout: Layout, replicas: int) -> list[_Alike]:
     """Return the arrays, those alike together: first what has no choice, then by the size of the boxes."""
     by_shape: defaultdict[object, list[ArrayLayout]] = defaultdict(list)
-    for array in layout.arrays:
+    for array in map(as_cut, layout.arrays):
         by_shape[array.spec, array.shape, array.itemsize].append(array)
-    num_arrays = Counter(array.spec for array in layout.arrays)
+    num_arrays = Counter(array.spec for arrays in by_shape.values() for array in arrays)
     by_spec = {spec: patterns(layout.mesh, spec, replicas, num) for spec, num in num_arrays.items()}
     found: list[_Alike] = []
     for arrays in by_shape.values():
