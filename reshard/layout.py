@@ -2,7 +2,7 @@
 
 Boxes are those of JAX's `NamedSharding`: a dimension partitioned over several axes is split by the
 first-named axis outermost, axes a spec does not mention replicate, and a dimension that does not divide
-evenly is refused. Source: https://docs.jax.dev/en/latest/jax.sharding.html
+evenly is refused, unless the array is stored padded. Source: https://docs.jax.dev/en/latest/jax.sharding.html
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 
 from reshard.boxes import Box, volume
 from reshard.errors import UsageError
@@ -63,7 +64,23 @@ class MeshLayout:
 
     def distinct_hosts(self) -> tuple[HostId, ...]:
         """Return the hosts of the mesh, sorted, each once."""
-        return tuple(sorted(set(self.hosts)))
+        return _numbered_hosts(self)[0]
+
+    def host_index(self) -> npt.NDArray[np.int64]:
+        """Return each position's host as an index into `distinct_hosts()`: `[num_devices]`, read-only."""
+        return _numbered_hosts(self)[1]
+
+    def part_index(self, axes: Sequence[str]) -> npt.NDArray[np.int64]:
+        """Return which part of a dim split over `axes`, outermost first, each position has: `[num_devices]`.
+
+        Raises `UsageError` for an axis the mesh does not have.
+        """
+        part = np.zeros((1,) * len(self.axis_sizes), np.int64)
+        for axis in axes:
+            size = self.axis_size(axis)
+            place = [size if name == axis else 1 for name in self.axis_names]
+            part = part * size + np.arange(size, dtype=np.int64).reshape(place)
+        return np.broadcast_to(part, self.axis_sizes).reshape(-1)
 
     def _describe(self) -> str:
         return (
@@ -76,7 +93,9 @@ class ArrayLayout:
     """One array: its tree path, global shape, element type, and the mesh axes that partition each dim.
 
     `itemsize` is in bytes and is all that moving data needs to know of `dtype`. A `spec` shorter than
-    the shape is completed with unpartitioned dims. Raises `UsageError` when they contradict.
+    the shape is completed with unpartitioned dims. `padded`: the devices hold the array padded to parts of
+    equal length, so any dim can be split; its boxes leave the padding out (see `dim_edges`). Raises
+    `UsageError` when they contradict.
     """
 
     path: str
@@ -84,6 +103,7 @@ class ArrayLayout:
     dtype: str
     itemsize: int
     spec: Spec = ()
+    padded: bool = False
 
     def __post_init__(self) -> None:
         if any(size < 0 for size in self.shape):
@@ -136,7 +156,7 @@ class Layout:
 
     def boxes(self, array: ArrayLayout) -> tuple[Box, ...]:
         """Return the box of `array` at each mesh position, in C order."""
-        return _boxes_by_position(self.mesh.axis_names, self.mesh.axis_sizes, array.shape, array.spec)
+        return _boxes_by_position(self.mesh, array.shape, array.spec)
 
     def boxes_by_host(self, array: ArrayLayout) -> dict[HostId, tuple[Box, ...]]:
         """Return the distinct boxes of `array` on each host, sorted; hosts in order."""
@@ -175,6 +195,16 @@ class Layout:
         return replace(self, mesh=mesh)
 
 
+def dim_edges(size: int, num_parts: int) -> npt.NDArray[np.int64]:
+    """Return where the parts of a dim begin and end: `[num_parts + 1]`, part i is `[edges[i], edges[i + 1])`.
+
+    Parts have the length of the first, as when the dim is padded to a multiple of it; the last ones end at
+    `size`, so they may be shorter or empty. All are equal when `num_parts` divides `size`.
+    """
+    length = -(-size // num_parts)
+    return np.minimum(np.arange(num_parts + 1, dtype=np.int64) * length, size)
+
+
 def spec_from_partition(entries: Sequence[str | Sequence[str] | None]) -> Spec:
     """Turn the entries of a JAX `PartitionSpec` into a `Spec`.
 
@@ -207,7 +237,7 @@ def _elastic_size(mesh: MeshLayout, axis: str, num_devices: int) -> int:
 def _check_fits(array: ArrayLayout, mesh: MeshLayout) -> None:
     for dim, (size, axes) in enumerate(zip(array.shape, array.spec, strict=True)):
         num_parts = math.prod(mesh.axis_size(axis) for axis in axes)
-        if size % num_parts:
+        if size % num_parts and not array.padded:
             raise UsageError(
                 f"dim {dim} of {array.path!r} has size {size}, which axes {', '.join(axes)} "
                 f"cannot split evenly into {num_parts}",
@@ -219,32 +249,73 @@ def _check_fits(array: ArrayLayout, mesh: MeshLayout) -> None:
             )
 
 
-@lru_cache(maxsize=128)
-def _boxes_by_position(
-    axis_names: tuple[str, ...], axis_sizes: tuple[int, ...], shape: tuple[int, ...], spec: Spec
-) -> tuple[Box, ...]:
-    num_positions = math.prod(axis_sizes)
-    coordinates = dict(
-        zip(axis_names, np.indices(axis_sizes).reshape(len(axis_sizes), num_positions), strict=True)
-    )
-    sizes = dict(zip(axis_names, axis_sizes, strict=True))
-    ranges_by_dim: list[list[tuple[int, int]]] = []
+@lru_cache(maxsize=16)
+def _numbered_hosts(mesh: MeshLayout) -> tuple[tuple[HostId, ...], npt.NDArray[np.int64]]:
+    num_devices = mesh.num_devices
+    slices = np.fromiter((host.slice_index for host in mesh.hosts), np.int64, num_devices)
+    within = np.fromiter((host.host_index for host in mesh.hosts), np.int64, num_devices)
+    order = np.lexsort((within, slices))
+    is_next = np.diff(slices[order], prepend=-1) != 0
+    is_next |= np.diff(within[order], prepend=-1) != 0
+    index = np.empty(num_devices, np.int64)
+    index[order] = np.cumsum(is_next) - 1
+    index.flags.writeable = False
+    return tuple(mesh.hosts[position] for position in order[is_next].tolist()), index
+
+
+def _parts(
+    mesh: MeshLayout, shape: tuple[int, ...], spec: Spec
+) -> tuple[npt.NDArray[np.int64], tuple[int, ...], list[list[tuple[int, int]]]]:
+    """Return the part of the array at each position, how many parts each dim has, and their ranges.
+
+    Parts are numbered in C order, so that they are in the order of their boxes; all empty parts of a dim
+    count as one.
+    """
+    part = np.zeros(mesh.num_devices, np.int64)
+    counts: list[int] = []
+    ranges: list[list[tuple[int, int]]] = []
     for size, axes in zip(shape, spec, strict=True):
-        part = np.zeros(num_positions, dtype=np.int64)
-        for axis in axes:
-            part = part * sizes[axis] + coordinates[axis]
-        length = size // math.prod(sizes[axis] for axis in axes)
-        ranges = [(start, start + length) for start in range(0, size, length)] if length else [(0, 0)]
-        ranges_by_dim.append([ranges[index if length else 0] for index in part.tolist()])
-    return tuple(zip(*ranges_by_dim, strict=True)) if shape else ((),) * num_positions
+        edges = dim_edges(size, math.prod(mesh.axis_size(axis) for axis in axes))
+        last = min(int(np.searchsorted(edges, size)), len(edges) - 2)
+        part = part * (last + 1) + np.minimum(mesh.part_index(axes), last)
+        counts.append(last + 1)
+        ranges.append(list(zip(edges[: last + 1].tolist(), edges[1 : last + 2].tolist(), strict=True)))
+    return part, tuple(counts), ranges
+
+
+@lru_cache(maxsize=128)
+def _boxes_by_position(mesh: MeshLayout, shape: tuple[int, ...], spec: Spec) -> tuple[Box, ...]:
+    part, counts, ranges = _parts(mesh, shape, spec)
+    distinct, place = np.unique(part, return_inverse=True)
+    boxes = _boxes_of_parts(distinct, counts, ranges)
+    return tuple(boxes[index] for index in place.tolist())
 
 
 @lru_cache(maxsize=128)
 def _boxes_by_host(
     mesh: MeshLayout, shape: tuple[int, ...], spec: Spec
 ) -> tuple[tuple[HostId, tuple[Box, ...]], ...]:
-    found: dict[HostId, set[Box]] = {host: set() for host in mesh.distinct_hosts()}
-    boxes = _boxes_by_position(mesh.axis_names, mesh.axis_sizes, shape, spec)
-    for host, box in zip(mesh.hosts, boxes, strict=True):
-        found[host].add(box)
-    return tuple((host, tuple(sorted(distinct))) for host, distinct in found.items())
+    part, counts, ranges = _parts(mesh, shape, spec)
+    distinct, place = np.unique(part, return_inverse=True)
+    boxes = _boxes_of_parts(distinct, counts, ranges)
+    hosts = mesh.distinct_hosts()
+    owned = np.unique(mesh.host_index() * len(boxes) + place)
+    ends = np.searchsorted(owned, np.arange(1, len(hosts) + 1) * len(boxes)).tolist()
+    places = (owned % len(boxes)).tolist()
+    starts = [0, *ends[:-1]]
+    return tuple(
+        (host, tuple(boxes[index] for index in places[start:end]))
+        for host, start, end in zip(hosts, starts, ends, strict=True)
+    )
+
+
+def _boxes_of_parts(
+    parts: npt.NDArray[np.int64], counts: tuple[int, ...], ranges: list[list[tuple[int, int]]]
+) -> list[Box]:
+    if not counts:
+        return [()] * len(parts)
+    columns = [
+        [dim_ranges[index] for index in indices.tolist()]
+        for dim_ranges, indices in zip(ranges, np.unravel_index(parts, counts), strict=True)
+    ]
+    return list(zip(*columns, strict=True))

@@ -71,14 +71,26 @@ def layout_pairs(draw: st.DrawFn, max_arrays: int = 3) -> tuple[Layout, Layout]:
     for index in range(draw(st.integers(1, max_arrays))):
         rank = draw(st.integers(0, 3))
         old_spec, new_spec = draw(specs(old_mesh.axis_names, rank)), draw(specs(new_mesh.axis_names, rank))
+        padded = draw(st.sampled_from([False, False, True]))
         shape = tuple(
-            math.lcm(num_parts(old_mesh, o), num_parts(new_mesh, n)) * draw(st.sampled_from([0, 1, 1, 1, 2]))
+            draw(st.integers(0, 9))
+            if padded
+            else math.lcm(num_parts(old_mesh, o), num_parts(new_mesh, n))
+            * draw(st.sampled_from([0, 1, 1, 2]))
             for o, n in zip(old_spec, new_spec, strict=True)
         )
         itemsize = draw(st.sampled_from(ITEMSIZES))
         for arrays, spec in ((old, old_spec), (new, new_spec)):
-            path = f"layer{index}/w"
-            arrays.append(ArrayLayout(path=path, shape=shape, dtype="opaque", itemsize=itemsize, spec=spec))
+            arrays.append(
+                ArrayLayout(
+                    path=f"layer{index}/w",
+                    shape=shape,
+                    dtype="opaque",
+                    itemsize=itemsize,
+                    spec=spec,
+                    padded=padded,
+                )
+            )
     return Layout(mesh=old_mesh, arrays=tuple(old)), Layout(mesh=new_mesh, arrays=tuple(new))
 
 

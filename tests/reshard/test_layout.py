@@ -12,7 +12,7 @@ from reshard_strategies import PROPERTY, layout_pairs, meshes, num_parts, specs
 from reshard.boxes import volume
 from reshard.errors import UsageError
 from reshard.ids import HostId
-from reshard.layout import ArrayLayout, Layout, MeshLayout, spec_from_partition
+from reshard.layout import ArrayLayout, Layout, MeshLayout, dim_edges, spec_from_partition
 
 
 class StandInDevice:
@@ -29,8 +29,8 @@ def hosts(*slice_indices, per_slice=1):
     return tuple(HostId(index, host) for index in slice_indices for host in range(per_slice))
 
 
-def array(shape, spec=(), path="w", itemsize=4):
-    return ArrayLayout(path=path, shape=shape, dtype="float32", itemsize=itemsize, spec=spec)
+def array(shape, spec=(), path="w", itemsize=4, padded=False):
+    return ArrayLayout(path=path, shape=shape, dtype="float32", itemsize=itemsize, spec=spec, padded=padded)
 
 
 def mesh_of(sizes, owners):
@@ -99,6 +99,69 @@ def test_layout_boxes_equal_the_shards_of_a_real_array_on_eight_devices():
 
 
 @PROPERTY
+@given(st.integers(0, 40), st.integers(1, 12))
+def test_dim_edges_cut_a_padded_dim_into_equal_parts_and_leave_the_padding_out(size, num_parts):
+    length = -(-size // num_parts)
+    padded = np.pad(np.arange(size), (0, num_parts * length - size), constant_values=-1)
+    edges = dim_edges(size, num_parts)
+    assert edges.shape == (num_parts + 1,)
+    for part, start, stop in zip(np.split(padded, num_parts), edges, edges[1:], strict=True):
+        assert part[part >= 0].tolist() == list(range(start, stop))
+
+
+@PROPERTY
+@given(sharded_arrays())
+def test_layout_boxes_are_the_same_padded_or_not_where_the_shape_divides(sharded):
+    mesh, spec, shape = sharded
+    layout = Layout(mesh=mesh, arrays=(array(shape, spec), array(shape, spec, path="p", padded=True)))
+    plain, padded = layout.arrays
+    assert layout.boxes(plain) == layout.boxes(padded)
+
+
+@PROPERTY
+@given(sharded_arrays(), st.data())
+def test_padded_layout_boxes_are_those_of_named_sharding_of_the_padded_shape_clipped(sharded, data):
+    mesh, spec, _ = sharded
+    shape = tuple(data.draw(st.integers(0, 9)) for _ in spec)
+    parts = [num_parts(mesh, axes) for axes in spec]
+    padded_shape = tuple(-(-size // num) * num for size, num in zip(shape, parts, strict=True))
+    layout = Layout(mesh=mesh, arrays=(array(shape, spec, padded=True),))
+    assert layout.boxes(layout.arrays[0]) == tuple(
+        tuple((min(start, size), min(stop, size)) for (start, stop), size in zip(box, shape, strict=True))
+        for box in jax_boxes(mesh, spec, padded_shape)
+    )
+
+
+def test_padded_layout_gives_the_last_positions_short_and_empty_boxes():
+    layout = Layout(
+        mesh=mesh_of({"data": 4}, hosts(0, 1, 2, 3)), arrays=(array((5,), (("data",),), padded=True),)
+    )
+    assert layout.boxes(layout.arrays[0]) == (((0, 2),), ((2, 4),), ((4, 5),), ((5, 5),))
+
+
+@PROPERTY
+@given(meshes())
+def test_mesh_numbers_its_hosts_in_order_and_each_position_by_its_host(mesh):
+    distinct = mesh.distinct_hosts()
+    assert list(distinct) == sorted(set(mesh.hosts))
+    assert [distinct[index] for index in mesh.host_index()] == list(mesh.hosts)
+    with pytest.raises(ValueError, match="read-only"):
+        mesh.host_index()[0] = 0
+
+
+@PROPERTY
+@given(meshes(max_devices=24), st.data())
+def test_mesh_part_index_counts_the_first_named_axis_outermost(mesh, data):
+    axes = data.draw(st.permutations(mesh.axis_names).map(lambda names: names[: len(names) // 2 + 1]))
+    coordinates = np.indices(mesh.axis_sizes).reshape(len(mesh.axis_sizes), -1)
+    picked = [mesh.axis_names.index(axis) for axis in axes]
+    expected = np.ravel_multi_index(
+        [coordinates[index] for index in picked], [mesh.axis_sizes[index] for index in picked]
+    )
+    assert mesh.part_index(axes).tolist() == expected.tolist()
+
+
+@PROPERTY
 @given(layout_pairs())
 def test_layout_boxes_by_host_are_the_distinct_sorted_boxes_of_its_positions(pair):
     layout = pair[0]
@@ -118,6 +181,11 @@ def test_layout_reads_back_equal_from_json_and_msgpack(pair):
     layout = pair[0]
     assert msgspec.json.decode(msgspec.json.encode(layout), type=Layout) == layout
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(layout), type=Layout) == layout
+
+
+def test_array_layout_written_before_padding_was_known_reads_as_not_padded():
+    text = '{"path": "w", "shape": [4], "dtype": "float32", "itemsize": 4, "spec": [["data"]]}'
+    assert msgspec.json.decode(text, type=ArrayLayout) == array((4,), (("data",),))
 
 
 def test_layout_refuses_bad_values_when_read_from_json():
