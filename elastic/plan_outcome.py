@@ -1,0 +1,160 @@
+"""What one change of topology leads to: slices lost, or slices that come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+from elastic.plan_report import DeviceMemory, HostMemory, Load, Missing, Move, Option, Outcome, Step
+from elastic.plan_setting import STEP, Kept, Setting, bytes_by_host
+from reshard.boxes import Box
+from reshard.cost import Phase, device_bytes, predict_restore, predict_transfer
+from reshard.errors import MissingShardError, UsageError
+from reshard.ids import HostId
+from reshard.layout import Layout
+from reshard.plan import Plan
+from reshard.planner import make_plan
+from reshard.stock import Stock
+
+Clock = Callable[[], float]
+
+
+def lose(setting: Setting, kept: Kept, slices: tuple[int, ...], clock: Clock) -> Outcome:
+    """Return what losing these slices, with all their memory, leads to; `kept` is what the whole job keeps."""
+    lost = {host for host in setting.hosts if host.slice_index in slices}
+    survivors = [host for host in setting.hosts if host not in lost]
+    num_left = setting.plan.cluster.slices - len(slices)
+    if num_left < setting.plan.recovery.min_slices:
+        reason = f"{num_left} slices are left, the minimum is {setting.plan.recovery.min_slices}: it waits"
+        return Outcome(event="loss", slices=slices, verdict="waits", reason=reason)
+    try:
+        layout, options = choose(setting, survivors)
+        return _moved(setting, "loss", slices, kept.all().without(lost), layout, options, clock)
+    except MissingShardError as error:
+        return gone(slices, error.path, error.box)
+    except UsageError as error:
+        return Outcome(event="loss", slices=slices, verdict="no layout", reason=str(error))
+
+
+def gone(slices: tuple[int, ...], path: str, box: Box) -> Outcome:
+    """Return the outcome when these slices alone held this box of this array."""
+    error = MissingShardError(path, box, lost=[f"slice {index}" for index in slices])
+    missing = Missing(path=path, box=box, message=str(error))
+    return Outcome(event="loss", slices=slices, verdict="state is gone", missing=missing)
+
+
+def rejoin(setting: Setting, slices: tuple[int, ...], clock: Clock) -> Outcome:
+    """Return what it takes when these slices come back, empty, to a job that went on without them."""
+    survivors = [host for host in setting.hosts if host.slice_index not in slices]
+    layout, _ = choose(setting, survivors)
+    stock = setting.keep(layout).all()
+    return _moved(setting, "return", slices, stock, setting.layout, (), clock)
+
+
+def choose(setting: Setting, hosts: Iterable[HostId]) -> tuple[Layout, tuple[Option, ...]]:
+    """Return the layout for these hosts, and what else there was."""
+    layout = setting.layout.resized(hosts, setting.chips_per_host)
+    return layout, ()
+
+
+def host_memory(setting: Setting, kept: Kept, layout: Layout, *, stage_bytes: int = 0) -> HostMemory:
+    """Return what snapshots of `layout` take of the fullest host's memory."""
+    captured = max(bytes_by_host(kept.captured, layout).values(), default=0)
+    snapshots = setting.plan.snapshots
+    return HostMemory(
+        slots=snapshots.slots,
+        captured_bytes=captured,
+        copies_bytes=max(bytes_by_host(kept.copies, layout).values(), default=0),
+        stage_bytes=stage_bytes,
+        persisted_bytes=captured if snapshots.persisted else 0,
+        limit_bytes=setting.shm_bytes,
+    )
+
+
+def device_memory(setting: Setting, layout: Layout) -> DeviceMemory:
+    """Return what the state takes of the fullest device's memory."""
+    return DeviceMemory(
+        state_bytes=device_bytes(layout), limit_bytes=setting.accelerator.value("device_memory_bytes")
+    )
+
+
+def predicted_step(setting: Setting, layout: Layout) -> Step:
+    """Return the predicted step on a layout."""
+    cost = setting.step.step(layout)
+    return Step(ratio=cost.ratio, seconds=cost.seconds, bound=cost.bound)
+
+
+def _moved(
+    setting: Setting,
+    event: Literal["loss", "return"],
+    slices: tuple[int, ...],
+    stock: Stock,
+    layout: Layout,
+    options: tuple[Option, ...],
+    clock: Clock,
+) -> Outcome:
+    hosts = [host for host in setting.hosts if host.slice_index in slices]
+    began_s = clock()
+    plan = make_plan(layout, stock, step=STEP, lost=hosts if event == "loss" else ())
+    planned = Phase(name="plan", seconds=clock() - began_s, bound="measured here, on one core")
+    sent, received = plan.bytes_sent(), plan.bytes_received()
+    step = predicted_step(setting, layout)
+    move = Move(
+        bytes_moved=plan.bytes_moved,
+        bytes_lower_bound=plan.bytes_lower_bound,
+        bytes_local=plan.bytes_local,
+        busiest_source=_busiest(sent),
+        busiest_target=_busiest(received),
+        phases=_phases(setting, event, planned, plan, layout, step),
+        step=step,
+        host_memory=host_memory(
+            setting, setting.keep(layout), layout, stage_bytes=max(received.values(), default=0)
+        ),
+        device_memory=device_memory(setting, layout),
+    )
+    return Outcome(event=event, slices=slices, verdict="goes on", options=options, move=move)
+
+
+def _phases(
+    setting: Setting, event: str, planned: Phase, plan: Plan, layout: Layout, step: Step
+) -> tuple[Phase, ...]:
+    recovery = setting.plan.recovery
+    received = plan.bytes_received()
+    num_requests = 0
+    if received and setting.rates.request_s:
+        busiest = max(received, key=received.__getitem__)
+        num_requests = sum(not transfer.is_local for transfer in plan.for_target(busiest))
+    begin = [_given("detect", recovery.detect_s)] if event == "loss" else []
+    return (
+        *begin,
+        _given("fence", recovery.fence_s),
+        planned,
+        predict_transfer(setting.rates, plan.bytes_sent(), received, num_requests=num_requests),
+        predict_restore(setting.rates, device_bytes(layout)),
+        _given("rebuild", recovery.rebuild_s),
+        _replay(setting, event, step),
+    )
+
+
+def _given(name: str, seconds: float | None) -> Phase:
+    missing = f"give recovery.{name}_s"
+    return Phase(name=name, seconds=seconds, bound=missing if seconds is None else "from the plan file")
+
+
+def _replay(setting: Setting, event: str, step: Step) -> Phase:
+    """A loss costs half the interval between snapshots on average, and the step that was cut off."""
+    every = setting.plan.snapshots.every_steps
+    # A slice joins at a step boundary, right after a snapshot: nothing is run again, one step is to be run.
+    num_steps = (every - 1) / 2 + 1 if event == "loss" else 1.0
+    if step.seconds is None:
+        return Phase(name="replay", seconds=None, bound=f"{num_steps:g} steps; give training.step_s")
+    return Phase(
+        name="replay", seconds=num_steps * step.seconds, bound=f"{num_steps:g} steps of {step.seconds:.3g} s"
+    )
+
+
+def _busiest(nbytes: dict[HostId, int]) -> Load | None:
+    if not nbytes:
+        return None
+    host = max(nbytes, key=nbytes.__getitem__)
+    return Load(host=str(host), nbytes=nbytes[host])

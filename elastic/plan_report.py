@@ -1,0 +1,167 @@
+"""What `elastic plan` answers, as values: also what `--json` prints (schema 1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from reshard.boxes import Box
+from reshard.cost import Phase
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    """The cluster and the model in numbers; bytes are those of the state, each array counted once."""
+
+    accelerator: str
+    slices: int
+    hosts: int
+    devices: int
+    mesh: dict[str, int]
+    arrays: int
+    state_bytes: int
+    figures: dict[str, float | None]
+    sources: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostMemory:
+    """What snapshots take of a host's memory, on the fullest host; `limit_bytes` is what there is, if known.
+
+    `captured_bytes` and `copies_bytes` are those of one snapshot; `stage_bytes` is room for what a recovery
+    fetches; `persisted_bytes` for a snapshot that waits to be written to disk.
+    """
+
+    slots: int
+    captured_bytes: int
+    copies_bytes: int
+    stage_bytes: int
+    persisted_bytes: int
+    limit_bytes: float | None
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return (
+            self.slots * (self.captured_bytes + self.copies_bytes) + self.stage_bytes + self.persisted_bytes
+        )
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the host has so much, None when that is not known."""
+        return None if self.limit_bytes is None else self.total_bytes <= self.limit_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """The state on the fullest device, without activations, against the device's memory."""
+
+    state_bytes: int
+    limit_bytes: float | None
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the device has so much, None when that is not known."""
+        return None if self.limit_bytes is None else self.state_bytes <= self.limit_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """The network bytes of one host."""
+
+    host: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """State that a loss takes for good: no other slice has this box of this array."""
+
+    path: str
+    box: Box
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """A layout for the slices that are left: the one chosen, or another and why it is not taken."""
+
+    name: str
+    mesh: dict[str, int]
+    slices: int
+    is_chosen: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """The step on the new layout: its compute beside that of the whole cluster; seconds where known."""
+
+    ratio: float
+    seconds: float | None
+    bound: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """What a change moves, and how long it takes; `downtime_s` is the sum of the phases that are known."""
+
+    bytes_moved: int
+    bytes_lower_bound: int
+    bytes_local: int
+    busiest_source: Load | None
+    busiest_target: Load | None
+    phases: tuple[Phase, ...]
+    step: Step
+    host_memory: HostMemory
+    device_memory: DeviceMemory
+
+    @property
+    def downtime_s(self) -> float:
+        """Seconds without a new step, as far as the phases are known."""
+        return sum(phase.seconds or 0.0 for phase in self.phases)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What one change of topology leads to: slices lost, or (`return`) come back.
+
+    `move` is there when the job goes on. Else `missing` says what is gone, or `reason` why it waits, or why
+    no layout is possible.
+    """
+
+    event: Literal["loss", "return"]
+    slices: tuple[int, ...]
+    verdict: Literal["goes on", "state is gone", "waits", "no layout"]
+    options: tuple[Option, ...] = ()
+    move: Move | None = None
+    missing: Missing | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assessment:
+    """The whole answer. `only_checked` are single losses that were checked for state gone, but not planned."""
+
+    schema: int
+    title: str
+    described: Described
+    host_memory: HostMemory
+    device_memory: DeviceMemory
+    step: Step
+    outcomes: tuple[Outcome, ...]
+    only_checked: tuple[int, ...]
+    goodput: float | None
+    goodput_note: str
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether no loss takes state with it or leaves no layout, and all that is known of memory does."""
+        memories: list[HostMemory | DeviceMemory] = [self.host_memory, self.device_memory]
+        for outcome in self.outcomes:
+            if outcome.move is not None:
+                memories += [outcome.move.host_memory, outcome.move.device_memory]
+        is_going_on = all(outcome.verdict in ("goes on", "waits") for outcome in self.outcomes)
+        return is_going_on and all(memory.fits is not False for memory in memories)

@@ -1,0 +1,139 @@
+"""What a plan file describes, worked out: machine, rates, layout, and who keeps which snapshot shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from elastic.plan_file import ClusterTable, PlanFile
+from elastic.plan_model import describe_model, lay_out
+from reshard.accelerators import Accelerator, find_accelerator
+from reshard.cost import Rates, StepPredictor, Workload
+from reshard.errors import UsageError
+from reshard.grid import num_elements
+from reshard.holdings import Holding, captured_holdings
+from reshard.ids import HostId
+from reshard.layout import Layout
+from reshard.redundancy import buddies, captures
+from reshard.stock import HeldGroup, Stock
+
+STEP = 0
+"""The step that all snapshots of a plan are of; which one it is makes no difference."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """Who keeps what of a snapshot: what hosts capture themselves, and copies they keep for other slices."""
+
+    captured: Stock
+    copies: Stock
+
+    def all(self) -> Stock:
+        """Return both."""
+        return self.captured.merged(self.copies)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A described job on its whole cluster. `shm_bytes` is what a host has for snapshots, None if unknown."""
+
+    plan: PlanFile
+    accelerator: Accelerator
+    chips_per_host: int
+    rates: Rates
+    layout: Layout
+    step: StepPredictor
+    shm_bytes: float | None
+
+    @classmethod
+    def of(cls, plan: PlanFile) -> Setting:
+        """Work out a plan file; raises `UsageError` where its parts do not fit together."""
+        accelerator = describe_accelerator(plan.cluster)
+        chips = accelerator.value("chips_per_host")
+        if chips is None or chips != int(chips):
+            raise UsageError(
+                f"cluster.figures.chips_per_host is {chips}, it must be a whole number",
+                remedy="Give chips_per_host in [cluster.figures].",
+            )
+        model = describe_model(plan.model)
+        layout = lay_out(plan.cluster, plan.mesh, int(chips), model)
+        for axis in plan.training.batch_axes:
+            layout.mesh.axis_size(axis)
+        workload = Workload(
+            global_batch=plan.training.global_batch,
+            batch_axes=plan.training.batch_axes,
+            step_s=plan.training.step_s,
+            gradient_paths=model.gradient_paths,
+        )
+        rates = Rates.of(accelerator, request_s=plan.cluster.request_s)
+        memory = accelerator.value("host_memory_bytes")
+        shm = plan.cluster.shm_bytes
+        return cls(
+            plan=plan,
+            accelerator=accelerator,
+            chips_per_host=int(chips),
+            rates=rates,
+            layout=layout,
+            step=StepPredictor(layout, workload, rates),
+            # A tmpfs has half of the memory unless it is mounted with another size.
+            shm_bytes=shm if shm is not None or memory is None else memory / 2,
+        )
+
+    @property
+    def hosts(self) -> tuple[HostId, ...]:
+        """Every host of the cluster."""
+        return self.layout.mesh.distinct_hosts()
+
+    def keep(self, layout: Layout) -> Kept:
+        """Return who keeps which shards when the job runs on `layout`."""
+        replicas = self.plan.snapshots.replicas
+        captured = captures(layout, replicas)
+        copies = buddies(layout, captured, replicas)
+        taken: Iterable[Holding] = captured_holdings(captured, step=STEP)
+        pulled = captured_holdings(
+            {host: [(copy.path, copy.box) for copy in kept] for host, kept in copies.items()}, step=STEP
+        )
+        return Kept(captured=Stock.of_holdings(taken, STEP), copies=Stock.of_holdings(pulled, STEP))
+
+
+def describe_accelerator(cluster: ClusterTable) -> Accelerator:
+    """Return the named accelerator with the file's own figures; `custom` has no others."""
+    if cluster.accelerator == "custom":
+        accelerator = Accelerator(name="custom")
+    else:
+        accelerator = find_accelerator(cluster.accelerator)
+    return accelerator.with_figures(cluster.figures, source="the plan file")
+
+
+def bytes_by_host(stock: Stock, layout: Layout) -> dict[HostId, int]:
+    """Return the bytes each host of the stock holds; a box held twice by one host counts twice."""
+    itemsize = {array.path: array.itemsize for array in layout.arrays}
+    total = np.zeros(len(stock.hosts), np.int64)
+    for group in stock.groups:
+        item_bytes = sum(itemsize[path] for path in group.paths)
+        box_bytes = num_elements(group.edges, group.table.low, group.table.high) * item_bytes
+        np.add.at(total, group.host, box_bytes[group.box])
+    return dict(zip(stock.hosts, total.tolist(), strict=True))
+
+
+def lonely_slices(stock: Stock) -> dict[int, tuple[str, tuple[tuple[int, int], ...]]]:
+    """Return the slices that alone hold something, with the first such array and its first such box.
+
+    Boxes of one array must not overlap unless they are equal, as is so for those of one layout.
+    """
+    found: dict[int, tuple[str, tuple[tuple[int, int], ...]]] = {}
+    slices = np.array([host.slice_index for host in stock.hosts], np.int64)
+    for group in _by_path(stock):
+        holder = slices[group.host]
+        lowest = np.full(len(group.table.low), np.iinfo(np.int64).max)
+        highest = np.full(len(group.table.low), -1)
+        np.minimum.at(lowest, group.box, holder)
+        np.maximum.at(highest, group.box, holder)
+        filled = num_elements(group.edges, group.table.low, group.table.high) > 0
+        for box in np.flatnonzero((lowest == highest) & filled):
+            if int(lowest[box]) not in found:
+                where = group.boxes[box]
+                found[int(lowest[box])] = (group.paths[0], tuple((int(a), int(b)) for a, b in where))
+    return dict(sorted(found.items()))
