@@ -151,7 +151,7 @@ def _layer(table: TransformerTable) -> Iterator[tuple[str, Dims]]:
     yield "ff.norm", {"norm": d_model}
     experts = {"experts": table.experts} if table.experts else {}
     if experts:
-        yield "ff.router", {"embed": d_model, **experts}
+        yield "ff.router", {"embed": d_model, "choices": table.experts}  # every slice chooses, so all have it
     yield "ff.gate", {**experts, "embed": d_model, "ff": table.d_ff}
     yield "ff.up", {**experts, "embed": d_model, "ff": table.d_ff}
     yield "ff.down", {**experts, "ff": table.d_ff, "embed": d_model}

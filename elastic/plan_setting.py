@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,14 +11,15 @@ import numpy as np
 from elastic.plan_file import ClusterTable, PlanFile
 from elastic.plan_model import describe_model, lay_out
 from reshard.accelerators import Accelerator, find_accelerator
+from reshard.boxes import Box
 from reshard.cost import Rates, StepPredictor, Workload
 from reshard.errors import UsageError
-from reshard.grid import num_elements
+from reshard.grid import Column, num_elements
 from reshard.holdings import Holding, captured_holdings
 from reshard.ids import HostId
 from reshard.layout import Layout
 from reshard.redundancy import buddies, captures
-from reshard.stock import HeldGroup, Stock
+from reshard.stock import Stock
 
 STEP = 0
 """The step that all snapshots of a plan are of; which one it is makes no difference."""
@@ -118,22 +120,34 @@ def bytes_by_host(stock: Stock, layout: Layout) -> dict[HostId, int]:
     return dict(zip(stock.hosts, total.tolist(), strict=True))
 
 
-def lonely_slices(stock: Stock) -> dict[int, tuple[str, tuple[tuple[int, int], ...]]]:
+def lonely_slices(stock: Stock) -> dict[int, tuple[str, Box]]:
     """Return the slices that alone hold something, with the first such array and its first such box.
 
     Boxes of one array must not overlap unless they are equal, as is so for those of one layout.
     """
-    found: dict[int, tuple[str, tuple[tuple[int, int], ...]]] = {}
-    slices = np.array([host.slice_index for host in stock.hosts], np.int64)
-    for group in _by_path(stock):
-        holder = slices[group.host]
-        lowest = np.full(len(group.table.low), np.iinfo(np.int64).max)
-        highest = np.full(len(group.table.low), -1)
-        np.minimum.at(lowest, group.box, holder)
-        np.maximum.at(highest, group.box, holder)
-        filled = num_elements(group.edges, group.table.low, group.table.high) > 0
-        for box in np.flatnonzero((lowest == highest) & filled):
-            if int(lowest[box]) not in found:
-                where = group.boxes[box]
-                found[int(lowest[box])] = (group.paths[0], tuple((int(a), int(b)) for a, b in where))
+    found: dict[int, tuple[str, Box]] = {}
+    for path, boxes, slices in _holders(stock):
+        distinct, number = np.unique(boxes.reshape(len(boxes), -1), axis=0, return_inverse=True)
+        lowest, highest = np.full(len(distinct), np.iinfo(np.int64).max), np.full(len(distinct), -1)
+        np.minimum.at(lowest, number.ravel(), slices)
+        np.maximum.at(highest, number.ravel(), slices)
+        ranges = distinct.reshape(len(distinct), boxes.shape[1], 2)
+        filled = (ranges[:, :, 1] > ranges[:, :, 0]).all(axis=1)
+        for row in np.flatnonzero((lowest == highest) & filled).tolist():
+            box = tuple((int(start), int(stop)) for start, stop in ranges[row])
+            found.setdefault(int(lowest[row]), (path, box))
     return dict(sorted(found.items()))
+
+
+def _holders(stock: Stock) -> Iterator[tuple[str, Column, Column]]:
+    """Yield a path, the boxes held of it `[n, rank, 2]` and their slices `[n]`, once for all held alike."""
+    groups_of: defaultdict[str, list[int]] = defaultdict(list)
+    for index, group in enumerate(stock.groups):
+        for path in group.paths:
+            groups_of[path].append(index)
+    first = {tuple(indices): path for path, indices in sorted(groups_of.items(), reverse=True)}
+    slice_of = np.array([host.slice_index for host in stock.hosts], np.int64)
+    for indices, path in sorted(first.items(), key=lambda item: item[1]):
+        groups = [stock.groups[index] for index in indices]
+        boxes = np.concatenate([group.boxes[group.box] for group in groups])
+        yield path, boxes, slice_of[np.concatenate([group.host for group in groups])]

@@ -14,7 +14,6 @@ from rich.text import Text
 
 from elastic.history_text import format_bytes, format_seconds
 from elastic.plan_report import Assessment, DeviceMemory, HostMemory, Load, Move, Option, Outcome, Step
-from reshard.boxes import format_box
 
 WIDTH_WITHOUT_TERMINAL = 100
 
@@ -139,9 +138,8 @@ def _stopped(group: Sequence[Outcome]) -> RenderableType:
     first = group[0]
     text = Text(f"Losing {names}: ")
     if first.missing is not None:
-        where = f"{first.missing.path} {format_box(first.missing.box)}"
         text.append("state is gone. ", style="bold red")
-        text.append(f"{first.missing.message} (the first such box: {where})")
+        text.append(first.missing.message)
     else:
         text.append("the job does not go on. ", style="bold red")
         text.append(first.reason)
@@ -165,9 +163,8 @@ def _moves_table(groups: Sequence[Sequence[Outcome]]) -> RenderableType:
     for name, cells in rows:
         table.add_row(name, *cells)
     table.add_section()
-    for index, phase in enumerate(moves[0][0].phases):
+    for phase in moves[0][0].phases:
         table.add_row(phase.name, *(_phase(group, phase.name) for group in moves))
-        del index
     table.add_row("without a new step", *(_downtime(group) for group in moves), style="bold")
     table.add_section()
     table.add_row("step afterwards", *(_step(group[0].step) for group in moves))
