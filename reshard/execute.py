@@ -17,7 +17,8 @@ from reshard.boxes import Box, relative_slices, shape_of, volume
 from reshard.errors import CorruptCopyError, InvariantBrokenError, UsageError, format_box
 from reshard.ids import HostId
 from reshard.layout import Layout
-from reshard.plan import Plan, Transfer
+from reshard.plan import Plan
+from reshard.transfer import Transfer
 
 Buffer = NDArray[Any]
 Fetch = Callable[[Transfer], "Buffer | memoryview"]

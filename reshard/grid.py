@@ -1,9 +1,9 @@
 """Boxes in the coordinates of cut edges, so that arrays of different shapes share their structure.
 
-Along each dim of an array the *edges* are the places where any of its boxes begins or ends, in order. A box is
-then a range of edge numbers in each dim, and the smallest boxes between neighbouring edges are the *cells*.
-How boxes overlap depends on these numbers alone: layers that are partitioned alike are worked out once,
-whatever their sizes.
+Along each dim of an array the *edges* are the places where any of its boxes begins or ends, in order. A box
+is then a range of edge numbers in each dim, and the smallest boxes between neighbouring edges are the
+*cells*. How boxes overlap depends on these numbers alone: layers that are partitioned alike are worked out
+once, whatever their sizes.
 """
 
 from __future__ import annotations

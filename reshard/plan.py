@@ -1,149 +1,157 @@
-"""Transfers and plans as frozen values: checked, printable, and readable as JSON."""
+"""A plan: what gives every host its part of a state, with its sums, as text and as JSON."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
-import msgspec
+import numpy as np
 
-from reshard.boxes import Box, contains, format_box, volume
-from reshard.errors import UsageError
-from reshard.holdings import Tier
+from reshard.errors import InvariantBrokenError, UsageError
+from reshard.grid import Column
+from reshard.holdings import TIERS, Tier
 from reshard.ids import HostId
+from reshard.plan_rows import PlanGroup
+from reshard.plan_text import describe_routes, from_json, to_json
+from reshard.transfer import Transfer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transfer:
-    """Copy `piece` of array `path` from the source's shard `source_box` into the target's `target_box`.
-
-    `nbytes` is that of the piece; `tier` is where the source has the shard. A transfer from a host to
-    itself is local and moves nothing over the network. Raises `UsageError` unless the piece has elements
-    and lies in both boxes.
-    """
-
-    path: str
-    source: HostId
-    target: HostId
-    source_box: Box
-    piece: Box
-    target_box: Box
-    nbytes: int
-    tier: Tier = "shm"
-
-    def __post_init__(self) -> None:
-        num_elements = volume(self.piece)
-        ranks_agree = len(self.piece) == len(self.source_box) == len(self.target_box)
-        if not (
-            ranks_agree and contains(self.source_box, self.piece) and contains(self.target_box, self.piece)
-        ):
-            raise UsageError(f"{self}: the piece is not inside both boxes", path=self.path)
-        if num_elements < 1 or self.nbytes < 1 or self.nbytes % num_elements:
-            raise UsageError(f"{self}: {self.nbytes} bytes for {num_elements} elements", path=self.path)
-
-    def __str__(self) -> str:
-        return f"{self.path}{format_box(self.piece)} {self.source} → {self.target}"
-
-    @property
-    def is_local(self) -> bool:
-        """Whether source and target are one host."""
-        return self.source == self.target
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of one element."""
-        return self.nbytes // volume(self.piece)
-
-    @property
-    def order(self) -> tuple[HostId, str, Box, Box, HostId]:
-        """The key plans are sorted by."""
-        return self.target, self.path, self.target_box, self.piece, self.source
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Plan:
-    """The transfers that give every target host its boxes of the state at `step`, sorted by target.
+    """What gives every target host its boxes of the state at `step`.
 
-    `bytes_moved` crosses the network, `bytes_local` does not; `bytes_lower_bound` is what no plan can
-    move less than: the bytes that a target host needs and does not hold. Raises `UsageError` when the
-    sums disagree with the transfers.
+    `bytes_moved` cross the network, `bytes_local` do not; of these, `bytes_reused` are whole boxes that the
+    target has already and needs no copy of. `bytes_lower_bound` is what no plan can move less than: the bytes
+    that a target host needs and does not hold. Two plans are equal when their JSON is. Raises `UsageError`
+    for a row that does not fit, `InvariantBrokenError` when more is moved than the lower bound.
     """
 
     step: int
-    transfers: tuple[Transfer, ...]
-    bytes_moved: int
+    hosts: tuple[HostId, ...]
+    groups: tuple[PlanGroup, ...]
     bytes_lower_bound: int
-    bytes_local: int
+    bytes_moved: int = field(init=False)
+    bytes_local: int = field(init=False)
+    bytes_reused: int = field(init=False)
 
     def __post_init__(self) -> None:
-        local = sum(transfer.nbytes for transfer in self.transfers if transfer.is_local)
-        moved = sum(transfer.nbytes for transfer in self.transfers) - local
-        if (moved, local) != (self.bytes_moved, self.bytes_local):
-            raise UsageError(
-                f"the plan says it moves {self.bytes_moved} bytes and copies {self.bytes_local} locally, "
-                f"its transfers {moved} and {local}"
+        for group in self.groups:
+            if max(group.rows.target.max(initial=-1), group.rows.source.max(initial=-1)) >= len(self.hosts):
+                raise UsageError("a row of the plan names a host that the plan does not have")
+        local = sum(int(group.nbytes[group.rows.is_local()].sum()) for group in self.groups)
+        moved = sum(int(group.nbytes.sum()) for group in self.groups) - local
+        reused = sum(int(group.nbytes[group.is_reused()].sum()) for group in self.groups)
+        for name, value in (("bytes_moved", moved), ("bytes_local", local), ("bytes_reused", reused)):
+            object.__setattr__(self, name, value)
+        if moved != self.bytes_lower_bound:
+            raise InvariantBrokenError(
+                f"the plan moves {moved} bytes, the lower bound is {self.bytes_lower_bound}", step=self.step
             )
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Plan) and self.to_json() == other.to_json()
+
+    __hash__ = None  # type: ignore[assignment]
+
     @classmethod
-    def of(cls, step: int, transfers: Iterable[Transfer], *, bytes_lower_bound: int) -> Plan:
-        """Return the plan of these transfers, sorted, with its sums."""
-        ordered = tuple(sorted(transfers, key=lambda transfer: transfer.order))
-        local = sum(transfer.nbytes for transfer in ordered if transfer.is_local)
-        return cls(
-            step=step,
-            transfers=ordered,
-            bytes_moved=sum(transfer.nbytes for transfer in ordered) - local,
-            bytes_lower_bound=bytes_lower_bound,
-            bytes_local=local,
+    def empty(cls, step: int) -> Plan:
+        """Return the plan that moves nothing."""
+        return cls(step=step, hosts=(), groups=(), bytes_lower_bound=0)
+
+    @property
+    def transfers(self) -> tuple[Transfer, ...]:
+        """All transfers, sorted: an object for each, so for small plans only."""
+        return _sorted(
+            transfer
+            for group in self.groups
+            for transfer in group.transfers(np.arange(len(group.nbytes)), self.hosts)
         )
 
     def for_target(self, host: HostId) -> tuple[Transfer, ...]:
-        """Return the transfers into one host, local ones included, in plan order."""
-        return tuple(transfer for transfer in self.transfers if transfer.target == host)
+        """Return the transfers into one host, local ones included, sorted."""
+        if host not in self.hosts:
+            return ()
+        index = self.hosts.index(host)
+        return _sorted(
+            transfer
+            for group in self.groups
+            for transfer in group.transfers(np.flatnonzero(group.rows.target == index), self.hosts)
+        )
+
+    def rounds(self, max_bytes: int) -> tuple[tuple[str, ...], ...]:
+        """Return the paths of all arrays with elements, in rounds to be carried out one after the other.
+
+        The boxes of a round's arrays take at most `max_bytes` on any host; an array that alone takes more is
+        a round of its own. Raises `UsageError` unless `max_bytes` is positive.
+        """
+        if max_bytes < 1:
+            raise UsageError(f"a round needs at least a byte, got {max_bytes}")
+        rounds: list[list[str]] = []
+        room = 0
+        for path, nbytes in sorted(self._most_host_bytes().items()):
+            if not rounds or nbytes > room:
+                rounds.append([])
+                room = max_bytes
+            rounds[-1].append(path)
+            room -= nbytes
+        return tuple(map(tuple, rounds))
 
     def bytes_sent(self) -> dict[HostId, int]:
         """Return the network bytes each source sends; hosts that send nothing are absent."""
-        sent: Counter[HostId] = Counter()
-        for transfer in self.transfers:
-            if not transfer.is_local:
-                sent[transfer.source] += transfer.nbytes
-        return dict(sorted(sent.items()))
+        return self._network_bytes([group.rows.source for group in self.groups])
+
+    def bytes_received(self) -> dict[HostId, int]:
+        """Return the network bytes each target receives; hosts that receive nothing are absent."""
+        return self._network_bytes([group.rows.target for group in self.groups])
 
     def bytes_by_tier(self) -> dict[Tier, int]:
         """Return the bytes, local and moved, that come from each tier used."""
-        by_tier: Counter[Tier] = Counter()
-        for transfer in self.transfers:
-            by_tier[transfer.tier] += transfer.nbytes
-        return dict(sorted(by_tier.items()))
+        by_tier = np.zeros(len(TIERS), np.int64)
+        for group in self.groups:
+            np.add.at(by_tier, group.rows.tier, group.nbytes)
+        return {TIERS[tier]: int(by_tier[tier]) for tier in np.flatnonzero(by_tier).tolist()}
 
     def to_json(self) -> bytes:
         """Return the plan as one JSON object that `from_json` reads."""
-        return msgspec.json.encode(self)
+        return to_json(self.step, self.hosts, self.groups, self.bytes_lower_bound)
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Plan:
-        """Read what `to_json` wrote; raises `UsageError` naming the first field that does not fit."""
-        try:
-            return msgspec.json.decode(data, type=cls)
-        except msgspec.MsgspecError as error:
-            raise UsageError(f"this is not a plan: {error}") from error
+        """Read what `to_json` wrote; raises `UsageError` naming the first thing that does not fit."""
+        step, hosts, groups, bytes_lower_bound = from_json(data)
+        return cls(step=step, hosts=hosts, groups=groups, bytes_lower_bound=bytes_lower_bound)
 
-    def table(self) -> str:
-        """Return the plan as text: a line for each target and source, then the totals in bytes."""
-        counts: Counter[tuple[HostId, HostId, Tier]] = Counter()
-        nbytes: Counter[tuple[HostId, HostId, Tier]] = Counter()
-        for transfer in self.transfers:
-            route = (transfer.target, transfer.source, transfer.tier)
-            counts[route] += 1
-            nbytes[route] += transfer.nbytes
-        lines = [f"{'target':<10} {'source':<10} {'from':<10} {'transfers':>9} {'bytes':>18}"]
-        for target, source, tier in sorted(counts):
-            route = (target, source, tier)
-            origin = "itself" if target == source else str(source)
-            lines.append(f"{target!s:<10} {origin:<10} {tier:<10} {counts[route]:>9} {nbytes[route]:>18,}")
-        lines.append(
+    def table(self, max_routes: int = 200) -> str:
+        """Return the plan as text: a line for each target, source and tier, then the totals in bytes.
+
+        Beyond `max_routes` only the routes with the most bytes are shown, and the others counted.
+        """
+        totals = (
             f"step {self.step}: {self.bytes_moved:,} bytes over the network "
-            f"(lower bound {self.bytes_lower_bound:,}), {self.bytes_local:,} local"
+            f"(lower bound {self.bytes_lower_bound:,}), {self.bytes_local:,} local "
+            f"({self.bytes_reused:,} need no copy)"
         )
-        return "\n".join(lines)
+        return "\n".join([*describe_routes(self.hosts, self.groups, max_routes), totals])
+
+    def _network_bytes(self, columns: Iterable[Column]) -> dict[HostId, int]:
+        nbytes = np.zeros(len(self.hosts), np.int64)
+        for group, column in zip(self.groups, columns, strict=True):
+            remote = ~group.rows.is_local()
+            np.add.at(nbytes, column[remote], group.nbytes[remote])
+        return {self.hosts[host]: int(nbytes[host]) for host in np.flatnonzero(nbytes).tolist()}
+
+    def _most_host_bytes(self) -> Mapping[str, int]:
+        """Return, by path, the most bytes that any host needs of the array."""
+        most: dict[str, int] = {}
+        for group in self.groups:
+            for begin, of_class in group.numbered_classes():
+                rows = (group.rows.first <= begin) & (group.rows.stop > begin)
+                elements = group.elements(begin, of_class)[rows]
+                by_host = np.bincount(group.rows.target[rows], weights=elements)
+                nbytes = int(by_host.max(initial=0)) * of_class.itemsize
+                most.update(dict.fromkeys(of_class.paths, nbytes))
+        return most
+
+
+def _sorted(transfers: Iterable[Transfer]) -> tuple[Transfer, ...]:
+    return tuple(sorted(transfers, key=lambda transfer: transfer.order))

@@ -1,212 +1,192 @@
 """The smallest set of transfers that turns what survived into a target layout.
 
-For every distinct box a target host needs: first what the host holds itself, then, for the elements it
-lacks, exactly one remote source each. So network bytes equal the lower bound, whatever the choice of
-sources; the choice only evens out what each source sends.
+Every host takes first what it holds itself, then, for the elements it lacks, exactly one other source each.
+So network bytes equal the lower bound, whatever the choice of sources; the choice prefers near ones and evens
+out what they send. The work grows with hosts × different partitionings, not with the number of arrays:
+arrays that are partitioned and held alike are one `Pattern`.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
-from reshard.boxes import Box, BoxIndex, check_box, full_box, intersect, shape_of, subtract, uncovered, volume
-from reshard.errors import InvariantBrokenError, MissingShardError
-from reshard.holdings import TIERS, Holding, Tier
+import numpy as np
+
+from reshard.assignment import Pattern, assign
+from reshard.boxes import check_box, full_box, uncovered
+from reshard.errors import Box, MissingShardError
+from reshard.grid import BoxTable, Column, Edges, layout_edges, placement, refine, renumbered
+from reshard.holdings import Holding
 from reshard.ids import HostId
 from reshard.layout import ArrayLayout, Layout
-from reshard.plan import Plan, Transfer
+from reshard.links import Links
+from reshard.matching import HeldBoxes, held_boxes, match
+from reshard.plan import Plan
+from reshard.plan_rows import ArrayClass, PlanGroup, Rows
+from reshard.stock import HeldGroup, Stock
+from reshard.transfer import Transfer
 
 __all__ = ["Plan", "Transfer", "make_plan"]
 
-DEFAULT_MAX_PIECE_BYTES = 64 << 20
-_MIN_SHARE_BYTES = 1 << 20  # below this a further cut costs more in requests than it evens out
-
-_Source = tuple[int, HostId]  # rank of the tier, host: sorts nearest first
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Demand:
-    """Elements a target host lacks, all within one source box, and the hosts that could send them."""
-
-    array: ArrayLayout
-    target: HostId
-    target_box: Box
-    source_box: Box
-    piece: Box
-    sources: tuple[_Source, ...]
-
-    @property
-    def order(self) -> tuple[bool, int, HostId, str, Box]:
-        """Demands without a choice first, then the largest: what is left then evens out the loads."""
-        nbytes = self.array.box_nbytes(self.piece)
-        return len(self.sources) > 1, -nbytes, self.target, self.array.path, self.piece
-
-    def sent_by(self, source: _Source) -> Transfer:
-        rank, host = source
-        return Transfer(
-            path=self.array.path,
-            source=host,
-            target=self.target,
-            source_box=self.source_box,
-            piece=self.piece,
-            target_box=self.target_box,
-            nbytes=self.array.box_nbytes(self.piece),
-            tier=TIERS[rank],
-        )
+MIN_CUT_BYTES = 256 << 10
+"""A smaller part of an array costs more as a request of its own than it evens out."""
 
 
 def make_plan(
     layout: Layout,
-    holdings: Iterable[Holding],
+    holdings: Iterable[Holding] | Stock,
     *,
     step: int,
     lost: Iterable[HostId] = (),
-    max_piece_bytes: int = DEFAULT_MAX_PIECE_BYTES,
+    links: Links | None = None,
+    min_cut_bytes: int = MIN_CUT_BYTES,
 ) -> Plan:
     """Return the plan that gives every host of `layout` its boxes of the state at `step`.
 
-    Holdings of other steps and of arrays the layout lacks are ignored; a nearer tier is preferred, first
-    on the target host itself, then memory before the persistent tier among remote hosts. Network transfers
-    are cut to at most `max_piece_bytes` (one element at least), and smaller where that evens out what the
-    sources send. Equal inputs in any order give an equal plan.
+    `holdings` of other steps and of arrays the layout lacks are ignored; a `Stock` is of that step. A nearer
+    tier is preferred: first on the target host itself, then memory before the persistent tier among remote
+    hosts, and among these the nearer by `links`. To even out the sources an array is cut, but into no part
+    below `min_cut_bytes`. Equal inputs in any order give an equal plan.
 
-    Raises `MissingShardError`, naming the array and the first missing box, when an element is nowhere:
+    Raises `MissingShardError`, naming the first array and its first missing box, when an element is nowhere:
     the plan is whole or there is none. `lost` only serves that message. Raises `UsageError` for a holding
     outside its array.
     """
-    sources = _sources_by_path(layout, holdings, step)
-    transfers: list[Transfer] = []
-    demands: list[_Demand] = []
-    bytes_lacking = 0
-    for array in layout.arrays:
-        stock = _Stock(sources[array.path])
-        for target, boxes in layout.boxes_by_host(array).items():
-            for target_box in boxes:
-                lacking = [target_box] if volume(target_box) else []
-                for demand in stock.local(array, target, target_box, lacking):
-                    transfers.append(demand.sent_by(demand.sources[0]))
-                bytes_lacking += sum(array.box_nbytes(region) for region in lacking)
-                demands.extend(stock.remote(array, target, target_box, lacking))
-                if lacking:
-                    gone = uncovered(full_box(array.shape), sources[array.path])
-                    raise MissingShardError(array.path, gone[0], step, lost=lost)
-    transfers.extend(_assign(_cut_to_share(demands, bytes_lacking, max_piece_bytes)))
-    plan = Plan.of(step, transfers, bytes_lower_bound=bytes_lacking)
-    if plan.bytes_moved != plan.bytes_lower_bound:
-        raise InvariantBrokenError(
-            f"the plan moves {plan.bytes_moved} bytes, the lower bound is {plan.bytes_lower_bound}", step=step
-        )
-    return plan
+    stock = holdings if isinstance(holdings, Stock) else Stock.of_holdings(holdings, step)
+    patterns = _Patterns(layout, stock, links or Links())
+    for arrays, held in _alike(layout, stock):
+        patterns.add(arrays, held)
+    patterns.check_complete(step, lost)
+    found = [pattern for pattern in patterns.found if len(pattern.match.target)]
+    assigned = assign(found, len(patterns.hosts), min_cut_bytes=min_cut_bytes)
+    return Plan(
+        step=step,
+        hosts=patterns.hosts,
+        groups=tuple(_group(pattern, rows) for pattern, rows in zip(found, assigned, strict=True)),
+        bytes_lower_bound=sum(int(p.nbytes[p.match.option >= 0].sum()) for p in found),
+    )
 
 
-class _Stock:
-    """The holdings of one array at one step, searchable by region."""
+def _alike(layout: Layout, stock: Stock) -> list[tuple[list[ArrayLayout], tuple[HeldGroup, ...]]]:
+    """Return the arrays of one shape, itemsize and spec that are held alike, with what holds them."""
+    held_in: defaultdict[str, list[int]] = defaultdict(list)
+    for number, group in enumerate(stock.groups):
+        for path in group.paths:
+            held_in[path].append(number)
+    alike: defaultdict[object, list[ArrayLayout]] = defaultdict(list)
+    for array in sorted(layout.arrays, key=lambda array: array.path):
+        held = tuple(held_in.get(array.path, ()))
+        alike[array.shape, array.itemsize, array.spec, held].append(array)
+    return [
+        (arrays, tuple(stock.groups[number] for number in held_in.get(arrays[0].path, ())))
+        for arrays in alike.values()
+    ]
 
-    def __init__(self, sources: dict[Box, tuple[_Source, ...]]) -> None:
-        self._sources = sources
-        self._everywhere = BoxIndex(sources)
-        by_host: defaultdict[HostId, list[tuple[int, Box]]] = defaultdict(list)
-        for box, ranked in sources.items():
-            for rank, host in ranked:
-                by_host[host].append((rank, box))
-        self._by_host = {host: sorted(held) for host, held in by_host.items()}
 
-    def local(
-        self, array: ArrayLayout, target: HostId, target_box: Box, lacking: list[Box]
-    ) -> Iterator[_Demand]:
-        """Yield what the target holds itself, nearest tier first; takes it out of `lacking`."""
-        for rank, box in self._by_host.get(target, ()):
-            for piece in _take(lacking, box):
-                yield _Demand(
-                    array=array,
-                    target=target,
-                    target_box=target_box,
-                    source_box=box,
-                    piece=piece,
-                    sources=((rank, target),),
-                )
+class _Patterns:
+    """The patterns of a plan, found one after the other."""
 
-    def remote(
-        self, array: ArrayLayout, target: HostId, target_box: Box, lacking: list[Box]
-    ) -> Iterator[_Demand]:
-        """Yield what other hosts hold of the rest, in memory before persistent; takes it out of `lacking`."""
-        persistent_rank = TIERS.index("persistent")
-        candidates = {box for region in lacking for box in self._everywhere.overlapping(region)}
-        for box in sorted(candidates, key=lambda box: (self._sources[box][0][0] == persistent_rank, box)):
-            nearest = self._sources[box][0][0]
-            # Host memories are equally far over the network; only the persistent tier is farther.
-            usable = tuple(
-                s for s in self._sources[box] if s[0] < persistent_rank or nearest == persistent_rank
+    def __init__(self, layout: Layout, stock: Stock, links: Links) -> None:
+        own_hosts = layout.mesh.distinct_hosts()
+        self.hosts = tuple(sorted({*own_hosts, *stock.hosts}))
+        index = {host: number for number, host in enumerate(self.hosts)}
+        self._target_hosts = np.array([index[host] for host in own_hosts], np.int64)
+        self._stock_hosts = np.array([index[host] for host in stock.hosts], np.int64)
+        self._slice_of = np.array([host.slice_index for host in self.hosts], np.int64)
+        self._layout = layout
+        self._prefers_own_slice = links.prefers_own_slice
+        self._known: dict[object, Pattern] = {}
+        self._incomplete: list[tuple[ArrayLayout, tuple[HeldGroup, ...]]] = []
+        self.found: list[Pattern] = []
+
+    def add(self, arrays: Sequence[ArrayLayout], held: tuple[HeldGroup, ...]) -> None:
+        """Take in arrays of one shape, itemsize and spec that are held in the same groups."""
+        array = arrays[0]
+        for group in held:
+            _check_inside(group, array)
+        own = layout_edges(self._layout.mesh, array)
+        edges, numbers = refine([own, *(group.edges for group in held)])
+        key = (array.spec, *map(_identity, held), *(along.tobytes() for n in numbers for along in n))
+        pattern = self._known.get(key)
+        if pattern is None:
+            pattern = self._known[key] = self._match(array, edges, held, numbers)
+            self.found.append(pattern)
+        pattern.add(ArrayClass(paths=tuple(a.path for a in arrays), itemsize=array.itemsize, edges=edges))
+        if pattern.match.num_missing:
+            self._incomplete.append((array, held))
+
+    def check_complete(self, step: int, lost: Iterable[HostId]) -> None:
+        """Raise `MissingShardError` when a needed element is nowhere."""
+        if self._incomplete:
+            order = {array.path: number for number, array in enumerate(self._layout.arrays)}
+            array, held = min(self._incomplete, key=lambda missing: order[missing[0].path])
+            raise MissingShardError(array.path, _first_gap(array, held), step, lost=lost)
+
+    def _match(
+        self,
+        array: ArrayLayout,
+        edges: Edges,
+        held: tuple[HeldGroup, ...],
+        numbers: list[tuple[Column, ...]],
+    ) -> Pattern:
+        placed = placement(self._layout.mesh, array.spec)
+        parts = [
+            HeldBoxes(
+                table=renumbered(group.table, of_group),
+                host=self._stock_hosts[group.host],
+                box=group.box,
+                tier=group.tier,
             )
-            for piece in _take(lacking, box):
-                yield _Demand(
-                    array=array,
-                    target=target,
-                    target_box=target_box,
-                    source_box=box,
-                    piece=piece,
-                    sources=usable,
-                )
+            for group, of_group in zip(held, numbers[1:], strict=True)
+        ]
+        return Pattern(
+            match(
+                placed,
+                renumbered(placed.table, numbers[0]),
+                self._target_hosts,
+                held_boxes(parts, len(array.shape)),
+                [len(along) - 1 for along in edges],
+                self._slice_of,
+                prefers_own_slice=self._prefers_own_slice,
+            )
+        )
 
 
-def _take(lacking: list[Box], box: Box) -> list[Box]:
-    """Return the parts of `lacking` inside `box`, and leave only the rest in it."""
-    taken = [piece for region in lacking if (piece := intersect(region, box)) is not None]
-    if taken:
-        lacking[:] = [rest for region in lacking for rest in subtract(region, box)]
-    return taken
+def _identity(group: HeldGroup) -> tuple[int, ...]:
+    return id(group.table), id(group.host), id(group.box), id(group.tier)
 
 
-def _sources_by_path(
-    layout: Layout, holdings: Iterable[Holding], step: int
-) -> dict[str, dict[Box, tuple[_Source, ...]]]:
-    """Return path → box → the hosts that hold it, each once with its nearest tier, nearest first."""
-    shapes = {array.path: array.shape for array in layout.arrays}
-    rank_of: dict[str, dict[Box, dict[HostId, int]]] = {path: {} for path in shapes}
-    tier_rank: dict[Tier, int] = {tier: rank for rank, tier in enumerate(TIERS)}
-    for holding in holdings:
-        if holding.step != step or holding.path not in shapes:
-            continue
-        check_box(holding.box, shapes[holding.path])
-        ranks = rank_of[holding.path].setdefault(holding.box, {})
-        ranks[holding.host] = min(tier_rank[holding.tier], ranks.get(holding.host, len(TIERS)))
-    return {
-        path: {box: tuple(sorted((r, h) for h, r in ranks.items())) for box, ranks in sorted(boxes.items())}
-        for path, boxes in rank_of.items()
-    }
+def _check_inside(group: HeldGroup, array: ArrayLayout) -> None:
+    """Raise `UsageError` when one of the boxes is outside the array."""
+    rank_agrees = len(group.edges) == len(array.shape)
+    if rank_agrees and all(
+        not len(along) or (along[0] >= 0 and along[-1] <= size)
+        for along, size in zip(group.edges, array.shape, strict=True)
+    ):
+        return
+    for box in _boxes_of(group):
+        check_box(box, array.shape)
 
 
-def _cut_to_share(demands: list[_Demand], num_bytes: int, max_piece_bytes: int) -> Iterator[_Demand]:
-    """Yield the demands, cut so finely that no piece is a large part of what a source sends."""
-    num_sources = len({host for demand in demands for _, host in demand.sources})
-    fair_bytes = max(_MIN_SHARE_BYTES, num_bytes // (4 * max(num_sources, 1)))
-    for demand in demands:
-        yield from _cut(demand, min(max_piece_bytes, fair_bytes))
+def _boxes_of(group: HeldGroup) -> list[Box]:
+    held = np.unique(group.box)
+    return [tuple((start, stop) for start, stop in box) for box in group.boxes[held].tolist()]
 
 
-def _cut(demand: _Demand, max_bytes: int) -> Iterator[_Demand]:
-    """Yield the demand in pieces of at most `max_bytes`, or of one element; early dims are halved first."""
-    pending = [demand]
-    while pending:
-        current = pending.pop()
-        dim = next((dim for dim, length in enumerate(shape_of(current.piece)) if length > 1), None)
-        if dim is None or current.array.box_nbytes(current.piece) <= max_bytes:
-            yield current
-            continue
-        start, stop = current.piece[dim]
-        middle = (start + stop) // 2
-        for half in ((start, middle), (middle, stop)):
-            piece = (*current.piece[:dim], half, *current.piece[dim + 1 :])
-            pending.append(replace(current, piece=piece))
+def _first_gap(array: ArrayLayout, held: Iterable[HeldGroup]) -> Box:
+    return uncovered(full_box(array.shape), [box for group in held for box in _boxes_of(group)])[0]
 
 
-def _assign(demands: Iterable[_Demand]) -> Iterator[Transfer]:
-    """Yield each demand's transfer from the candidate that has the least to send so far."""
-    bytes_to_send: Counter[HostId] = Counter()
-    for demand in sorted(demands, key=lambda demand: demand.order):
-        source = min(demand.sources, key=lambda source: (bytes_to_send[source[1]], source))
-        transfer = demand.sent_by(source)
-        bytes_to_send[transfer.source] += transfer.nbytes
-        yield transfer
+def _group(pattern: Pattern, rows: Rows) -> PlanGroup:
+    """Return a pattern's part of the plan: pieces, target boxes and source boxes in one table."""
+    tables = (pattern.match.piece, pattern.match.target_table, pattern.match.held_table)
+    num_pieces, num_targets = len(tables[0].low), len(tables[1].low)
+    boxes = BoxTable(
+        low=np.concatenate([table.low for table in tables]),
+        high=np.concatenate([table.high for table in tables]),
+    )
+    columns = rows.columns()
+    columns["target_box"] = columns["target_box"] + num_pieces
+    columns["source_box"] = columns["source_box"] + num_pieces + num_targets
+    return PlanGroup(classes=tuple(pattern.classes), boxes=boxes, rows=Rows(**columns))

@@ -28,9 +28,9 @@ def random_values(arrays):
 
 
 @PROPERTY
-@given(survivable_losses(), st.booleans(), st.booleans(), st.sampled_from([3, 1 << 30]))
+@given(survivable_losses(), st.booleans(), st.booleans(), st.sampled_from([0, 1 << 30]))
 def test_executed_plan_reproduces_every_target_box_bit_for_bit(
-    situation, whole_shards, as_memoryview, max_bytes
+    situation, whole_shards, as_memoryview, min_cut_bytes
 ):
     layout, holdings = situation
     values = random_values(layout.arrays)
@@ -40,7 +40,7 @@ def test_executed_plan_reproduces_every_target_box_bit_for_bit(
         data = cut(values[transfer.path], box)
         return memoryview(data.tobytes()) if as_memoryview else data
 
-    plan = make_plan(layout, holdings, step=7, max_piece_bytes=max_bytes)
+    plan = make_plan(layout, holdings, step=7, min_cut_bytes=min_cut_bytes)
     for host in layout.mesh.distinct_hosts():
         result = execute_plan(plan, layout, host, fetch, count_writes=True)
         wanted = {(array.path, box) for array in layout.arrays for box in layout.boxes_by_host(array)[host]}

@@ -1,0 +1,266 @@
+"""Which source sends which piece: even shares, in few and long runs.
+
+All demands on one pool of sources (the hosts that could send them) are put in a row, target by target, and
+the row is cut where one source's share ends and the next one's begins. So a target has few sources, and at
+most one array less than the number of sources is cut in a pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from reshard.balance import Bytes, even_shares
+from reshard.grid import Column, num_elements
+from reshard.matching import Match
+from reshard.plan_rows import ArrayClass, Rows, cut_dim
+
+
+@dataclass(slots=True, eq=False)
+class Pattern:
+    """Arrays that are partitioned and held alike, what each host needs of them, and from where."""
+
+    match: Match
+    classes: list[ArrayClass] = field(default_factory=list)
+    nbytes: Column = field(init=False)
+    """Bytes of each piece over all the arrays: `[n]`."""
+    _edges: list[Column] | None = None
+
+    def __post_init__(self) -> None:
+        self.nbytes = np.zeros(len(self.match.target), np.int64)
+
+    def add(self, of_class: ArrayClass) -> None:
+        """Take in more arrays."""
+        piece = self.match.piece
+        elements = num_elements(of_class.edges, piece.low, piece.high)
+        self.nbytes += elements * (of_class.itemsize * len(of_class.paths))
+        self.classes.append(of_class)
+
+    @property
+    def num_arrays(self) -> int:
+        """The number of arrays."""
+        return sum(len(of_class.paths) for of_class in self.classes)
+
+    def lengths(self, row: int) -> Column:
+        """Return the lengths of a piece in each class: `[num_classes, rank]`."""
+        if self._edges is None:
+            rank = self.match.piece.low.shape[1]
+            self._edges = [np.stack([c.edges[dim] for c in self.classes]) for dim in range(rank)]
+        low, high = self.match.piece.low[row].tolist(), self.match.piece.high[row].tolist()
+        along = zip(self._edges, low, high, strict=True)
+        parts = [edges[:, stop] - edges[:, start] for edges, start, stop in along]
+        return np.stack(parts, axis=1) if parts else np.ones((len(self.classes), 0), np.int64)
+
+
+_Point = tuple[int, int, int]
+"""A place in a row of demands: (demand, array, elements of its cut dim)."""
+
+
+def assign(patterns: Sequence[Pattern], num_hosts: int, *, min_cut_bytes: int) -> list[Rows]:
+    """Return the rows of each pattern: local pieces, and one source for every part of the others.
+
+    No array is cut into a part smaller than `min_cut_bytes`.
+    """
+    demands = _Demands.of(patterns)
+    shares = even_shares(demands.pool_bytes.tolist(), demands.pools, num_hosts)
+    source = np.zeros(
+        len(demands.row), np.int64
+    )  # which of its pool's hosts sends a demand that is not split
+    is_split = np.zeros(len(demands.row), bool)
+    parts: list[list[_Part]] = [[] for _ in patterns]
+    begins = np.searchsorted(demands.pool, np.arange(len(demands.pools) + 1))
+    for pool, share in enumerate(shares):
+        if len(share) == 1:
+            continue
+        start, stop = int(begins[pool]), int(begins[pool + 1])
+        points = _split_points(demands, patterns, start, stop, share, min_cut_bytes)
+        for place, (begin, end) in enumerate(pairwise(points)):
+            first_whole = begin[0] + (begin[1:] != (0, 0))
+            source[first_whole : end[0]] = place
+            for demand, of_demand in _partial(begin, end, demands, patterns):
+                is_split[demand] = True
+                part = (int(demands.row[demand]), place, *of_demand)
+                parts[demands.pattern[demand]].append(part)
+    whole = ~is_split
+    return [
+        _rows(
+            pattern,
+            demands.row[(demands.pattern == number) & whole],
+            source[(demands.pattern == number) & whole],
+            parts[number],
+        )
+        for number, pattern in enumerate(patterns)
+    ]
+
+
+_Part = tuple[int, int, int, int, int, int]
+"""(row, place of the source in its pool, first array, stop, cut start, cut stop)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Demands:
+    """Pieces that come over the network, `[n]` each, by pool, then target: which pattern's which row."""
+
+    pattern: Column
+    row: Column
+    pool: Column
+    nbytes: Column
+    pools: list[Column]
+    pool_bytes: Column
+
+    @classmethod
+    def of(cls, patterns: Sequence[Pattern]) -> _Demands:
+        known: dict[bytes, int] = {}
+        pools: list[Column] = []
+        columns: list[Column] = [np.zeros((5, 0), np.int64)]
+        for number, pattern in enumerate(patterns):
+            pool_of = np.zeros(len(pattern.match.options), np.int64)
+            for at, option in enumerate(pattern.match.options):
+                key = option.host.tobytes()
+                if len(option.host) and key not in known:
+                    known[key] = len(pools)
+                    pools.append(option.host)
+                pool_of[at] = known.get(key, -1)
+            rows = np.flatnonzero(pattern.match.option >= 0)
+            pool = pool_of[pattern.match.option[rows]]
+            target = pattern.match.target[rows]
+            columns.append(np.stack((pool, target, np.full(len(rows), number), rows, pattern.nbytes[rows])))
+        pool, target, pattern_number, row, nbytes = np.concatenate(columns, axis=1)
+        order = np.lexsort((row, pattern_number, target, pool))
+        pool_bytes = np.zeros(len(pools), np.int64)
+        np.add.at(pool_bytes, pool, nbytes)
+        return cls(
+            pattern=pattern_number[order],
+            row=row[order],
+            pool=pool[order],
+            nbytes=nbytes[order],
+            pools=pools,
+            pool_bytes=pool_bytes,
+        )
+
+
+def _split_points(
+    demands: _Demands,
+    patterns: Sequence[Pattern],
+    start: int,
+    stop: int,
+    share: Bytes,
+    min_cut_bytes: int,
+) -> list[_Point]:
+    """Return where each source's run begins among demands `start` to `stop`, and where the last one ends."""
+    ends = np.cumsum(demands.nbytes[start:stop])
+    points: list[_Point] = [(start, 0, 0)]
+    for offset in np.cumsum(share)[:-1].tolist():
+        at = int(np.searchsorted(ends, offset, side="right"))
+        if at >= len(ends):
+            points.append((stop, 0, 0))
+            continue
+        demand = start + at
+        pattern = patterns[demands.pattern[demand]]
+        within = offset - float(ends[at] - demands.nbytes[demand])
+        array, cut = _place_within(pattern, int(demands.row[demand]), within, min_cut_bytes)
+        points.append((demand + 1, 0, 0) if array == pattern.num_arrays else (demand, array, cut))
+    points.append((stop, 0, 0))
+    return points
+
+
+def _place_within(pattern: Pattern, row: int, offset: float, min_cut_bytes: int) -> tuple[int, int]:
+    """Return (array, elements of its cut dim) near `offset` bytes into a piece of all the arrays."""
+    lengths = pattern.lengths(row)
+    itemsizes = np.array([of_class.itemsize for of_class in pattern.classes])
+    class_bytes = lengths.prod(axis=1) * itemsizes
+    class_of = np.repeat(np.arange(len(pattern.classes)), [len(c.paths) for c in pattern.classes])
+    ends = np.cumsum(class_bytes[class_of])
+    array = int(np.searchsorted(ends, offset, side="right"))
+    if array == len(ends):
+        return array, 0
+    nbytes = int(class_bytes[class_of[array]])
+    rest = offset - float(ends[array] - nbytes)
+    if lengths.shape[1]:
+        of_array = lengths[class_of[array]][None]
+        length = int(of_array[0, cut_dim(of_array)[0]])
+        cut = round(rest * length / nbytes)
+        cut_bytes = cut * (nbytes // length)
+        if min(cut_bytes, nbytes - cut_bytes) >= max(min_cut_bytes, 1):
+            return array, cut
+    return (array, 0) if 2 * rest < nbytes else (array + 1, 0)
+
+
+def _partial(
+    begin: _Point, end: _Point, demands: _Demands, patterns: Sequence[Pattern]
+) -> Iterator[tuple[int, tuple[int, int, int, int]]]:
+    """Yield (demand, (first array, stop, cut start, cut stop)) for the parts of split demands in a run."""
+    if begin[0] == end[0]:
+        yield from ((begin[0], part) for part in _array_parts(begin[1:], end[1:], begin, demands, patterns))
+        return
+    if begin[1:] != (0, 0):
+        num_arrays = patterns[demands.pattern[begin[0]]].num_arrays
+        for part in _array_parts(begin[1:], (num_arrays, 0), begin, demands, patterns):
+            yield begin[0], part
+    if end[1:] != (0, 0):
+        for part in _array_parts((0, 0), end[1:], end, demands, patterns):
+            yield end[0], part
+
+
+def _array_parts(
+    begin: tuple[int, int],
+    end: tuple[int, int],
+    point: _Point,
+    demands: _Demands,
+    patterns: Sequence[Pattern],
+) -> Iterator[tuple[int, int, int, int]]:
+    """Yield (first array, stop, cut start, cut stop) from `begin` to `end`, each (array, elements)."""
+    (first, first_cut), (last, last_cut) = begin, end
+    if first == last:
+        if last_cut > first_cut:
+            yield first, first + 1, first_cut, last_cut
+        return
+    if first_cut:
+        pattern = patterns[demands.pattern[point[0]]]
+        yield first, first + 1, first_cut, _cut_length(pattern, int(demands.row[point[0]]), first)
+        first += 1
+    if first < last:
+        yield first, last, 0, 0
+    if last_cut:
+        yield last, last + 1, 0, last_cut
+
+
+def _cut_length(pattern: Pattern, row: int, array: int) -> int:
+    class_of = np.repeat(np.arange(len(pattern.classes)), [len(c.paths) for c in pattern.classes])
+    lengths = pattern.lengths(row)[class_of[array]][None]
+    return int(lengths[0, cut_dim(lengths)[0]])
+
+
+def _rows(pattern: Pattern, whole: Column, place: Column, parts: Sequence[_Part]) -> Rows:
+    """Return a pattern's rows: its local pieces, demands from one source, and parts of split ones."""
+    match, num_arrays = pattern.match, pattern.num_arrays
+    local = np.flatnonzero(match.option < 0)
+    split = np.array(parts, np.int64).reshape(-1, 6).T
+    remote = np.concatenate((whole, split[0]))
+    in_pool = np.concatenate((place, split[1]))
+    begins = np.cumsum([0, *(len(option.host) for option in match.options)], dtype=np.int64)
+    sender = begins[match.option[remote]] + in_pool
+    none = np.zeros(0, np.int64)
+    host, box, tier = (
+        np.concatenate([none, *(getattr(option, name) for option in match.options)])[sender]
+        for name in ("host", "box", "tier")
+    )
+    row = np.concatenate((local, remote))
+    whole_arrays = np.tile([[0], [num_arrays], [0], [0]], len(local) + len(whole))
+    first, stop, cut_start, cut_stop = np.concatenate((whole_arrays, split[2:]), axis=1)
+    rows = Rows(
+        target=match.target[row],
+        source=np.concatenate((match.target[local], host)),
+        tier=np.concatenate((match.own_tier[local], tier)),
+        piece=row,
+        target_box=match.target_box[row],
+        source_box=np.concatenate((match.own_box[local], box)),
+        first=first,
+        stop=stop,
+        cut_start=cut_start,
+        cut_stop=cut_stop,
+    )
+    return rows.take(np.lexsort((rows.cut_start, rows.first, rows.piece, rows.target_box, rows.target)))

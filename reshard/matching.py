@@ -1,0 +1,207 @@
+"""What each target host needs against what is held: the part of planning that array sizes do not change.
+
+Works in the cells of `reshard.grid`. Every cell a host needs is taken from the host itself where it has it;
+for the others the *options* are found: the hosts that could send it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reshard.grid import BoxTable, Column, Placement, cell_table, cells_of, merge_neighbours
+from reshard.holdings import TIERS
+
+PERSISTENT = TIERS.index("persistent")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HeldBoxes:
+    """Holdings in common numbers, `[n]` each: `box` is an index into `table`, `host` one of the plan's."""
+
+    table: BoxTable
+    host: Column
+    box: Column
+    tier: Column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Options:
+    """The hosts that could send a piece, by host, with the box each has it in and the tier: `[m]` each."""
+
+    host: Column
+    box: Column
+    tier: Column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Match:
+    """What hosts need, in pieces, `[n]` each; a host's pieces do not overlap and are all that it needs.
+
+    `piece` has the pieces as boxes. Where the target itself has a piece, `own_box` is the box it has it in
+    (an index into `held_table`) and `own_tier` the tier; elsewhere both are -1, and `option` is an index into
+    `options`. `num_missing` counts needed cells that nobody has; they are in no piece.
+    """
+
+    target_table: BoxTable
+    held_table: BoxTable
+    piece: BoxTable
+    target: Column
+    target_box: Column
+    own_box: Column
+    own_tier: Column
+    option: Column
+    options: tuple[Options, ...]
+    num_missing: int
+
+
+def match(
+    placed: Placement,
+    target_table: BoxTable,
+    target_hosts: Column,
+    held: HeldBoxes,
+    num_cells: Sequence[int],
+    slice_of: Column,
+    *,
+    prefers_own_slice: bool,
+) -> Match:
+    """Return what the hosts of `placed` need and where it is.
+
+    `target_table` are the boxes of `placed` in the common numbers, `target_hosts[i]` is the plan's number of
+    the mesh's host i, and `slice_of` the slice of each host of the plan. On a host that has a cell in
+    several boxes the nearest tier counts, then the first box.
+    """
+    total = int(np.prod(num_cells, dtype=np.int64))
+    pair, cell = _spread(placed.box, target_table, num_cells)
+    target = target_hosts[placed.host[pair]]
+    holders = _Holders.of(held, num_cells, total)
+    own = holders.find(target * total + cell)
+    has_own = own >= 0
+    wanted = np.flatnonzero(~has_own)
+    option, options, is_missing = _options(
+        target[wanted], cell[wanted], holders.senders(), total, slice_of, prefers_own_slice
+    )
+    # A number for where a cell comes from: neighbours from one place become one piece.
+    origin = np.empty(len(pair), np.int64)
+    num_own = (len(held.table.low) + 1) * len(TIERS)
+    origin[has_own] = holders.box[own[has_own]] * len(TIERS) + holders.tier[own[has_own]]
+    origin[wanted] = num_own + option
+    kept = np.ones(len(pair), bool)
+    kept[wanted[is_missing]] = False
+    num_origins = num_own + len(options) + 1
+    key, piece = pair[kept] * num_origins + origin[kept], cell_table(cell[kept], num_cells)
+    if len(pair) > len(placed.box):  # some box has several cells
+        key, piece = merge_neighbours(key, piece)
+    pair, origin = np.divmod(key, num_origins)
+    is_own = origin < num_own
+    return Match(
+        target_table=target_table,
+        held_table=held.table,
+        piece=piece,
+        target=target_hosts[placed.host[pair]],
+        target_box=placed.box[pair],
+        own_box=np.where(is_own, origin // len(TIERS), -1),
+        own_tier=np.where(is_own, origin % len(TIERS), -1),
+        option=np.where(is_own, -1, origin - num_own),
+        options=options,
+        num_missing=int(is_missing.sum()),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Holders:
+    """Which host has which cell, `[n]` each, sorted by `key` = host × cells + cell, each once."""
+
+    key: Column
+    host: Column
+    cell: Column
+    box: Column
+    tier: Column
+
+    @classmethod
+    def of(cls, held: HeldBoxes, num_cells: Sequence[int], total: int) -> _Holders:
+        row, cell = _spread(held.box, held.table, num_cells)
+        key = held.host[row] * total + cell
+        order = np.lexsort((held.box[row], held.tier[row], key))
+        first = order[np.concatenate(([True], key[order][1:] != key[order][:-1]))] if len(order) else order
+        row, cell = row[first], cell[first]
+        return cls(key=key[first], host=held.host[row], cell=cell, box=held.box[row], tier=held.tier[row])
+
+    def find(self, key: Column) -> Column:
+        """Return the place of each key, -1 where it is not."""
+        if not len(self.key):
+            return np.full(len(key), -1, np.int64)
+        place = np.minimum(np.searchsorted(self.key, key), len(self.key) - 1)
+        return np.where(self.key[place] == key, place, -1)
+
+    def senders(self) -> _Holders:
+        """Return those to ask over the network, by cell then host: memory, persistent where there is none."""
+        in_memory = self.tier < PERSISTENT
+        rows = np.flatnonzero(in_memory | ~np.isin(self.cell, self.cell[in_memory]))
+        rows = rows[np.argsort(self.cell[rows], kind="stable")]
+        columns = (column[rows] for column in (self.key, self.host, self.cell, self.box, self.tier))
+        return _Holders(**dict(zip(("key", "host", "cell", "box", "tier"), columns, strict=True)))
+
+
+def _spread(box: Column, table: BoxTable, num_cells: Sequence[int]) -> tuple[Column, Column]:
+    """Return (row, cell) for every cell of the box of every row; `box` has the box of each, `[n]`."""
+    of_box, cells = cells_of(table, num_cells)
+    counts = np.bincount(of_box, minlength=len(table.low))
+    begins = np.cumsum(counts) - counts
+    row = np.repeat(np.arange(len(box)), counts[box])
+    offset = np.arange(len(row)) - np.repeat(np.cumsum(counts[box]) - counts[box], counts[box])
+    return row, cells[begins[box[row]] + offset]
+
+
+def _options(
+    target: Column, cell: Column, senders: _Holders, total: int, slice_of: Column, prefers_own_slice: bool
+) -> tuple[Column, tuple[Options, ...], NDArray[np.bool_]]:
+    """Return each wanted cell's option, the options, and which cells nobody has, `[n]` each."""
+    place = np.zeros(len(target), np.int64)
+    sender_slice = slice_of[senders.host]
+    if prefers_own_slice:
+        is_near = np.isin(slice_of[target] * total + cell, sender_slice * total + senders.cell)
+        place = np.where(is_near, slice_of[target] + 1, 0)
+    num_places = int(slice_of.max(initial=0)) + 2
+    wanted, inverse = np.unique(cell * num_places + place, return_inverse=True)
+    cells, places = np.divmod(wanted, num_places)
+    begins = np.asarray(np.searchsorted(senders.cell, cells, side="left"))
+    ends = np.asarray(np.searchsorted(senders.cell, cells, side="right"))
+    found: dict[bytes, int] = {}
+    options: list[Options] = []
+    number = np.empty(len(wanted), np.int64)
+    all_columns = np.stack((senders.host, senders.box, senders.tier))
+    for at, near in enumerate(places.tolist()):
+        rows = slice(begins[at], ends[at])
+        columns = all_columns[:, rows]
+        if near:
+            columns = columns[:, sender_slice[rows] == near - 1]
+        signature = columns.tobytes()
+        if signature not in found:
+            found[signature] = len(options)
+            options.append(Options(host=columns[0], box=columns[1], tier=columns[2]))
+        number[at] = found[signature]
+    is_empty = np.array([not len(option.host) for option in options], bool)
+    chosen = number[inverse]
+    return chosen, tuple(options), is_empty[chosen] if len(options) else np.zeros(0, bool)
+
+
+def held_boxes(parts: Sequence[HeldBoxes], rank: int) -> HeldBoxes:
+    """Return several holdings as one, with one table."""
+    offsets = np.cumsum([0, *(len(part.table.low) for part in parts)])
+    none, no_box = np.zeros(0, np.int64), np.zeros((0, rank), np.int64)
+    return HeldBoxes(
+        table=BoxTable(
+            low=np.concatenate([no_box, *(part.table.low for part in parts)]),
+            high=np.concatenate([no_box, *(part.table.high for part in parts)]),
+        ),
+        host=np.concatenate([none, *(part.host for part in parts)]),
+        box=np.concatenate([none, *(part.box + int(offsets[at]) for at, part in enumerate(parts))]),
+        tier=np.concatenate([none, *(part.tier for part in parts)]),
+    )
+
+
+__all__ = ["HeldBoxes", "Match", "Options", "held_boxes", "match"]
