@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Literal
 
-from elastic.plan_report import DeviceMemory, HostMemory, Load, Missing, Move, Option, Outcome, Step
+from elastic.plan_report import DeviceMemory, HostMemory, Load, Missing, Move, Outcome, Step
 from elastic.plan_setting import STEP, Kept, Setting, bytes_by_host
 from reshard.boxes import Box
+from reshard.choice import LayoutChoice, choose_layout
+from reshard.choice_figures import Limits
 from reshard.cost import Phase, device_bytes, predict_restore, predict_transfer
-from reshard.errors import MissingShardError, UsageError
+from reshard.errors import MissingShardError
 from reshard.ids import HostId
 from reshard.layout import Layout
 from reshard.plan import Plan
@@ -27,13 +30,16 @@ def lose(setting: Setting, kept: Kept, slices: tuple[int, ...], clock: Clock) ->
     if num_left < setting.plan.recovery.min_slices:
         reason = f"{num_left} slices are left, the minimum is {setting.plan.recovery.min_slices}: it waits"
         return Outcome(event="loss", slices=slices, verdict="waits", reason=reason)
-    try:
-        layout, options = choose(setting, survivors)
-        return _moved(setting, "loss", slices, kept.all().without(lost), layout, options, clock)
-    except MissingShardError as error:
-        return gone(slices, error.path, error.box)
-    except UsageError as error:
-        return Outcome(event="loss", slices=slices, verdict="no layout", reason=str(error))
+    stock = kept.all().without(lost)
+    choice = choose(setting, survivors, stock)
+    if choice.layout is None:
+        outcome = Outcome(event="loss", slices=slices, verdict="no layout", reason=choice.sentence())
+    else:
+        try:
+            outcome = _moved(setting, "loss", slices, stock, choice.layout, clock)
+        except MissingShardError as error:
+            return gone(slices, error.path, error.box)
+    return replace(outcome, candidates=choice.candidates, explanation=choice.explain())
 
 
 def gone(slices: tuple[int, ...], path: str, box: Box) -> Outcome:
@@ -46,15 +52,28 @@ def gone(slices: tuple[int, ...], path: str, box: Box) -> Outcome:
 def rejoin(setting: Setting, slices: tuple[int, ...], clock: Clock) -> Outcome:
     """Return what it takes when these slices come back, empty, to a job that went on without them."""
     survivors = [host for host in setting.hosts if host.slice_index not in slices]
-    layout, _ = choose(setting, survivors)
-    stock = setting.keep(layout).all()
-    return _moved(setting, "return", slices, stock, setting.layout, (), clock)
+    stock = setting.keep(choose(setting, survivors).require()).all()
+    return _moved(setting, "return", slices, stock, setting.layout, clock)
 
 
-def choose(setting: Setting, hosts: Iterable[HostId]) -> tuple[Layout, tuple[Option, ...]]:
-    """Return the layout for these hosts, and what else there was."""
-    layout = setting.layout.resized(hosts, setting.chips_per_host)
-    return layout, ()
+def choose(setting: Setting, hosts: Iterable[HostId], stock: Stock | None = None) -> LayoutChoice:
+    """Return the layout for these hosts, and what else there was; `stock` is what they hold."""
+    device_bytes = setting.accelerator.value("device_memory_bytes")
+    limits = Limits(
+        device_memory_bytes=None if device_bytes is None else int(device_bytes),
+        host_memory_bytes=None if setting.shm_bytes is None else int(setting.shm_bytes),
+        replicas=setting.plan.snapshots.replicas,
+        snapshot_slots=setting.plan.snapshots.slots,
+    )
+    return choose_layout(
+        setting.layout,
+        hosts,
+        setting.chips_per_host,
+        holdings=stock,
+        axes=(setting.plan.mesh.elastic,),
+        limits=limits,
+        costs=setting.step,
+    )
 
 
 def host_memory(setting: Setting, kept: Kept, layout: Layout, *, stage_bytes: int = 0) -> HostMemory:
@@ -90,7 +109,6 @@ def _moved(
     slices: tuple[int, ...],
     stock: Stock,
     layout: Layout,
-    options: tuple[Option, ...],
     clock: Clock,
 ) -> Outcome:
     hosts = [host for host in setting.hosts if host.slice_index in slices]
@@ -112,7 +130,7 @@ def _moved(
         ),
         device_memory=device_memory(setting, layout),
     )
-    return Outcome(event=event, slices=slices, verdict="goes on", options=options, move=move)
+    return Outcome(event=event, slices=slices, verdict="goes on", move=move)
 
 
 def _phases(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from reshard.boxes import Box
+from reshard.choice import Candidate
 from reshard.cost import Phase
 
 SCHEMA = 1
@@ -85,17 +86,6 @@ class Missing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
-    """A layout for the slices that are left: the one chosen, or another and why it is not taken."""
-
-    name: str
-    mesh: dict[str, int]
-    slices: int
-    is_chosen: bool
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """The step on the new layout: its compute beside that of the whole cluster; seconds where known."""
 
@@ -129,13 +119,15 @@ class Outcome:
     """What one change of topology leads to: slices lost, or (`return`) come back.
 
     `move` is there when the job goes on. Else `missing` says what is gone, or `reason` why it waits, or why
-    no layout is possible.
+    no layout is possible. `candidates` are the layouts that came into question, the chosen one first;
+    `explanation` tells of them in words.
     """
 
     event: Literal["loss", "return"]
     slices: tuple[int, ...]
     verdict: Literal["goes on", "state is gone", "waits", "no layout"]
-    options: tuple[Option, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
+    explanation: str = ""
     move: Move | None = None
     missing: Missing | None = None
     reason: str = ""

@@ -8,12 +8,11 @@ from typing import TextIO
 
 from rich.box import ROUNDED
 from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from elastic.history_text import format_bytes, format_seconds
-from elastic.plan_report import Assessment, DeviceMemory, HostMemory, Load, Move, Option, Outcome, Step
+from elastic.plan_report import Assessment, Load, Move, Outcome, Step
 
 WIDTH_WITHOUT_TERMINAL = 100
 
@@ -33,7 +32,8 @@ def render(assessment: Assessment) -> RenderableType:
     going_on = [group for group in groups if group[0].move is not None]
     parts += [_stopped(group) for group in groups if group[0].move is None]
     if going_on:
-        parts += [_moves_table(going_on), _options(going_on)]
+        parts.append(_moves_table(going_on, assessment.only_checked))
+    parts += _explanations(groups)
     parts.append(_closing(assessment))
     return Group(*parts)
 
@@ -43,10 +43,8 @@ def group_alike(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
     groups: defaultdict[object, list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
         missing = None if outcome.missing is None else outcome.missing.path
-        layout = next((option for option in outcome.options if option.is_chosen), None)
-        groups[
-            outcome.event, len(outcome.slices), missing, outcome.reason, layout, outcome.move is None
-        ].append(outcome)
+        layouts = tuple((c.kind, c.axis_size, len(c.slices), bool(c.refused)) for c in outcome.candidates)
+        groups[outcome.event, len(outcome.slices), outcome.verdict, missing, layouts].append(outcome)
     return list(groups.values())
 
 
@@ -146,12 +144,8 @@ def _stopped(group: Sequence[Outcome]) -> RenderableType:
     return text
 
 
-def _moves_table(groups: Sequence[Sequence[Outcome]]) -> RenderableType:
-    names = []
-    for group in groups:
-        verb = "losing" if group[0].event == "loss" else "return of"
-        names.append(f"{verb} {name_slices(outcome.slices for outcome in group)}")
-    table = _table("What a change moves", "", *names)
+def _moves_table(groups: Sequence[Sequence[Outcome]], only_checked: Sequence[int]) -> RenderableType:
+    table = _table("What a change moves", "", *(_change(group, only_checked) for group in groups))
     moves = [[outcome.move for outcome in group if outcome.move is not None] for group in groups]
     rows = [
         ("bytes moved", [_span([m.bytes_moved for m in group]) for group in moves]),
@@ -171,6 +165,14 @@ def _moves_table(groups: Sequence[Sequence[Outcome]]) -> RenderableType:
     table.add_row("device memory", *(_fit(group[0].device_memory.fits) for group in moves))
     table.add_row("host memory", *(_fit(group[0].host_memory.fits) for group in moves))
     return table
+
+
+def _change(group: Sequence[Outcome], only_checked: Sequence[int]) -> str:
+    """Name a column; slices that were not planned stand beside those that were."""
+    cases = [outcome.slices for outcome in group]
+    if group[0].event == "return":
+        return f"return of {name_slices(cases)}"
+    return f"losing {name_slices([*cases, *((index,) for index in only_checked)])}"
 
 
 def _span(values: Sequence[int]) -> str:
@@ -203,14 +205,14 @@ def _step(step: Step) -> str:
     return ratio if step.seconds is None else f"{format_seconds(step.seconds)} ({ratio})"
 
 
-def _options(groups: Sequence[Sequence[Outcome]]) -> RenderableType:
-    lines: list[RenderableType] = []
-    for group in groups:
-        options: Sequence[Option] = group[0].options
-        for option in options:
-            style = "green" if option.is_chosen else ""
-            lines.append(Text(f"{option.name}: {option.reason}", style=style))
-    return Padding(Group(*lines), (0, 0, 0, 2))
+def _explanations(groups: Sequence[Sequence[Outcome]]) -> list[RenderableType]:
+    """Return how the layout was chosen, for the first of each group; all of one are chosen alike."""
+    return [
+        Text(f"The layout after losing slice{'s' * (len(group[0].slices) > 1)} "
+             f"{_and(map(str, group[0].slices))}. {group[0].explanation}")
+        for group in groups
+        if group[0].explanation
+    ]
 
 
 def _closing(assessment: Assessment) -> RenderableType:
@@ -220,9 +222,10 @@ def _closing(assessment: Assessment) -> RenderableType:
         for phase in first.phases:
             text.append(f"{phase.name}: {phase.bound}\n", style="dim")
     if assessment.only_checked:
-        names = name_slices((index,) for index in assessment.only_checked)
+        planned = [found.slices[0] for found in assessment.outcomes if found.event == "loss"]
         text.append(
-            f"Losing {names} was checked (nothing is gone with it) but not planned; --every-slice plans it.\n"
+            f"Planned for the loss of slices {_and(map(str, planned))}; of the others it was checked that nothing "
+            f"is gone with them (--every-slice plans them too).\n"
         )
     if assessment.goodput is None:
         text.append(f"Goodput: {assessment.goodput_note}")
@@ -230,6 +233,3 @@ def _closing(assessment: Assessment) -> RenderableType:
         note = f" ({assessment.goodput_note})" if assessment.goodput_note else ""
         text.append(f"Goodput: {assessment.goodput:.2%}{note}", style="bold")
     return text
-
-
-__all__ = ["DeviceMemory", "HostMemory", "group_alike", "name_slices", "print_assessment", "render"]

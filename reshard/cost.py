@@ -6,7 +6,7 @@ faster than that; what is slower (a busy network, small messages, a cold start) 
 
     transfer = max over hosts of (bytes sent, bytes received) / network rate + requests of one host × request_s
     restore  = max over devices of the bytes of its shards / copy rate of one chip
-    compute  = step before × (rows a replica × replicas a chip, after) / (the same before)
+    compute  = step before × (rows a replica × replicas / chips × padding, after) / (the same before)
     exchange = 2 (S - 1) / S × gradient bytes / (hosts a slice × network rate), S slices
     step     = max(compute, exchange): they overlap
 
@@ -20,6 +20,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from reshard.accelerators import Accelerator
+from reshard.choice_figures import Figures
 from reshard.errors import UsageError
 from reshard.ids import HostId
 from reshard.layout import ArrayLayout, Layout
@@ -107,16 +108,17 @@ def predict_restore(rates: Rates, nbytes: int) -> Phase:
 
 
 def device_bytes(layout: Layout) -> int:
-    """Return the bytes of the state on the fullest device; arrays shorter than their parts count as one."""
+    """Return the bytes of the state on the fullest device, padding included."""
     return sum(_part_nbytes(layout, array) for array in layout.arrays)
 
 
 def _part_nbytes(layout: Layout, array: ArrayLayout) -> int:
-    lengths = [
-        -(-size // math.prod(layout.mesh.axis_size(axis) for axis in axes))
-        for size, axes in zip(array.shape, array.spec, strict=True)
-    ]
-    return math.prod(lengths) * array.itemsize
+    shape = zip(array.shape, array.spec, strict=True)
+    return math.prod(-(-size // _num_parts(layout, axes)) for size, axes in shape) * array.itemsize
+
+
+def _num_parts(layout: Layout, axes: tuple[str, ...]) -> int:
+    return math.prod(layout.mesh.axis_size(axis) for axis in axes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,10 +166,11 @@ class StepCost:
 class StepPredictor:
     """Predicts the step of other layouts from the one it was measured on, `reference`.
 
-    Compute is the same work over fewer chips; padding rows count as work. What happens inside a slice keeps its
-    proportion to the compute, as a slice stays as it is. Over slices only the sum of gradients of arrays that
-    are not partitioned over the elastic axis is modelled; gathers of partitioned ones, and tokens sent to
-    experts, are not.
+    Compute is the same work over fewer chips; rows that fill up the batch and elements that fill up an array
+    count as work. What happens inside a slice keeps its proportion to the compute, as a slice stays as it is.
+    Over slices only the sum of gradients of arrays that are not partitioned over the elastic axis is modelled;
+    gathers of partitioned ones, and tokens sent to experts, are not. Serves `choose_layout` as its `Costs`;
+    where the step's time is not known, it weighs a step of one second there.
     """
 
     def __init__(self, reference: Layout, workload: Workload, rates: Rates) -> None:
@@ -185,26 +188,44 @@ class StepPredictor:
             exchange_s=self._exchange_s(layout),
         )
 
+    def step_s(self, layout: Layout, figures: Figures) -> float:
+        """See `reshard.choice_figures.Costs`."""
+        step = self.step(layout)
+        return max(step.ratio if step.compute_s is None else step.compute_s, step.exchange_s or 0.0)
+
+    def move_s(self, layout: Layout, figures: Figures) -> float:
+        """See `reshard.choice_figures.Costs`: the transfer to the host that receives most, then the restore."""
+        received = {layout.mesh.distinct_hosts()[0]: figures.host_bytes_received}
+        transfer = predict_transfer(self._rates, {}, received).seconds
+        return (transfer or 0.0) + (predict_restore(self._rates, figures.device_bytes).seconds or 0.0)
+
     def _work_per_device(self, layout: Layout) -> float:
-        axes = [axis for axis in self._workload.batch_axes if axis in layout.mesh.axis_names]
-        num_replicas = math.prod(layout.mesh.axis_size(axis) for axis in axes)
+        num_replicas = _num_parts(layout, self._workload.batch_axes)
         rows = -(-self._workload.global_batch // num_replicas)
-        return rows * num_replicas / layout.mesh.num_devices
+        arrays = self._trained(layout)
+        stored = sum(
+            _part_nbytes(layout, array) * math.prod(_num_parts(layout, axes) for axes in array.spec)
+            for array in arrays
+        )
+        padding = stored / sum(array.nbytes for array in arrays) if stored else 1.0
+        return rows * num_replicas / layout.mesh.num_devices * padding
 
     def _exchange_s(self, layout: Layout) -> float | None:
         if self._rates.network_bytes_s is None:
             return None
         hosts = layout.mesh.distinct_hosts()
         num_slices = len({host.slice_index for host in hosts})
-        paths = self._workload.gradient_paths
         nbytes = sum(
             array.nbytes
-            for array in layout.arrays
-            if (paths is None or array.path in paths)
-            and all(layout.elastic_axis not in axes for axes in array.spec)
+            for array in self._trained(layout)
+            if all(layout.elastic_axis not in axes for axes in array.spec)
         )
         hosts_per_slice = len(hosts) / num_slices
         return 2 * (num_slices - 1) / num_slices * nbytes / (hosts_per_slice * self._rates.network_bytes_s)
+
+    def _trained(self, layout: Layout) -> list[ArrayLayout]:
+        paths = self._workload.gradient_paths
+        return [array for array in layout.arrays if paths is None or array.path in paths]
 
 
 def goodput(
