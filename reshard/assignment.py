@@ -17,6 +17,7 @@ from reshard.balance import Bytes, even_shares
 from reshard.grid import Column, num_elements
 from reshard.matching import Match
 from reshard.plan_rows import ArrayClass, Rows, cut_dim
+from reshard.runs import Runs
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +28,7 @@ class Pattern:
     classes: list[ArrayClass] = field(default_factory=list)
     nbytes: Column = field(init=False)
     """Bytes of each piece over all the arrays: `[n]`."""
-    _edges: list[Column] | None = None
+    _stacked: tuple[list[Column], Column, Column] | None = None
 
     def __post_init__(self) -> None:
         self.nbytes = np.zeros(len(self.match.target), np.int64)
@@ -39,20 +40,41 @@ class Pattern:
         self.nbytes += elements * (of_class.itemsize * len(of_class.paths))
         self.classes.append(of_class)
 
+        self._stacked = None
+
     @property
     def num_arrays(self) -> int:
         """The number of arrays."""
         return sum(len(of_class.paths) for of_class in self.classes)
 
-    def lengths(self, row: int) -> Column:
-        """Return the lengths of a piece in each class: `[num_classes, rank]`."""
-        if self._edges is None:
-            rank = self.match.piece.low.shape[1]
-            self._edges = [np.stack([c.edges[dim] for c in self.classes]) for dim in range(rank)]
+    def array_bytes(self, row: int) -> Column:
+        """Return the bytes of a piece in each array: `[num_arrays]`."""
+        edges, itemsizes, class_of = self._stack()
+        nbytes = itemsizes.copy()
         low, high = self.match.piece.low[row].tolist(), self.match.piece.high[row].tolist()
-        along = zip(self._edges, low, high, strict=True)
-        parts = [edges[:, stop] - edges[:, start] for edges, start, stop in along]
-        return np.stack(parts, axis=1) if parts else np.ones((len(self.classes), 0), np.int64)
+        for along, start, stop in zip(edges, low, high, strict=True):
+            nbytes *= along[:, stop] - along[:, start]
+        return nbytes[class_of]
+
+    def cut_length(self, row: int, array: int) -> int:
+        """Return the length of the dim along which a piece of one array is cut."""
+        edges, _, class_of = self._stack()
+        low, high = self.match.piece.low[row].tolist(), self.match.piece.high[row].tolist()
+        of_class = class_of[array]
+        ends = zip(edges, low, high, strict=True)
+        lengths = [int(along[of_class, stop] - along[of_class, start]) for along, start, stop in ends]
+        return lengths[cut_dim(lengths)] if lengths else 1
+
+    def _stack(self) -> tuple[list[Column], Column, Column]:
+        """Return by dim the edges of all classes, their itemsizes, and the class of each array."""
+        if self._stacked is None:
+            rank = self.match.piece.low.shape[1]
+            self._stacked = (
+                [np.stack([of_class.edges[dim] for of_class in self.classes]) for dim in range(rank)],
+                np.array([of_class.itemsize for of_class in self.classes]),
+                np.repeat(np.arange(len(self.classes)), [len(c.paths) for c in self.classes]),
+            )
+        return self._stacked
 
 
 _Point = tuple[int, int, int]
@@ -65,16 +87,15 @@ def assign(patterns: Sequence[Pattern], num_hosts: int, *, min_cut_bytes: int) -
     No array is cut into a part smaller than `min_cut_bytes`.
     """
     demands = _Demands.of(patterns)
-    shares = even_shares(demands.pool_bytes.tolist(), demands.pools, num_hosts)
+    shares = even_shares(demands.pools, demands.pool_bytes, num_hosts)
     source = np.zeros(
         len(demands.row), np.int64
     )  # which of its pool's hosts sends a demand that is not split
     is_split = np.zeros(len(demands.row), bool)
     parts: list[list[_Part]] = [[] for _ in patterns]
     begins = np.searchsorted(demands.pool, np.arange(len(demands.pools) + 1))
-    for pool, share in enumerate(shares):
-        if len(share) == 1:
-            continue
+    for pool in np.flatnonzero(demands.pools.lengths > 1).tolist():
+        share = shares[demands.pools.begin[pool] : demands.pools.begin[pool + 1]]
         start, stop = int(begins[pool]), int(begins[pool + 1])
         points = _split_points(demands, patterns, start, stop, share, min_cut_bytes)
         for place, (begin, end) in enumerate(pairwise(points)):
@@ -108,24 +129,20 @@ class _Demands:
     row: Column
     pool: Column
     nbytes: Column
-    pools: list[Column]
+    pools: Runs
     pool_bytes: Column
 
     @classmethod
     def of(cls, patterns: Sequence[Pattern]) -> _Demands:
-        known: dict[bytes, int] = {}
-        pools: list[Column] = []
+        options = [pattern.match.options for pattern in patterns]
+        lengths = np.concatenate([np.zeros(0, np.int64), *(runs.lengths for runs in options)])
+        hosts = np.concatenate([np.zeros((0, 1), np.int64), *(runs.values[:, :1] for runs in options)])
+        pools, pool_of = Runs.of(lengths, hosts).distinct()
+        first_option = np.cumsum([0, *map(len, options)])
         columns: list[Column] = [np.zeros((5, 0), np.int64)]
         for number, pattern in enumerate(patterns):
-            pool_of = np.zeros(len(pattern.match.options), np.int64)
-            for at, option in enumerate(pattern.match.options):
-                key = option.host.tobytes()
-                if len(option.host) and key not in known:
-                    known[key] = len(pools)
-                    pools.append(option.host)
-                pool_of[at] = known.get(key, -1)
             rows = np.flatnonzero(pattern.match.option >= 0)
-            pool = pool_of[pattern.match.option[rows]]
+            pool = pool_of[first_option[number] + pattern.match.option[rows]]
             target = pattern.match.target[rows]
             columns.append(np.stack((pool, target, np.full(len(rows), number), rows, pattern.nbytes[rows])))
         pool, target, pattern_number, row, nbytes = np.concatenate(columns, axis=1)
@@ -169,23 +186,18 @@ def _split_points(
 
 def _place_within(pattern: Pattern, row: int, offset: float, min_cut_bytes: int) -> tuple[int, int]:
     """Return (array, elements of its cut dim) near `offset` bytes into a piece of all the arrays."""
-    lengths = pattern.lengths(row)
-    itemsizes = np.array([of_class.itemsize for of_class in pattern.classes])
-    class_bytes = lengths.prod(axis=1) * itemsizes
-    class_of = np.repeat(np.arange(len(pattern.classes)), [len(c.paths) for c in pattern.classes])
-    ends = np.cumsum(class_bytes[class_of])
+    array_bytes = pattern.array_bytes(row)
+    ends = np.cumsum(array_bytes)
     array = int(np.searchsorted(ends, offset, side="right"))
     if array == len(ends):
         return array, 0
-    nbytes = int(class_bytes[class_of[array]])
+    nbytes = int(array_bytes[array])
     rest = offset - float(ends[array] - nbytes)
-    if lengths.shape[1]:
-        of_array = lengths[class_of[array]][None]
-        length = int(of_array[0, cut_dim(of_array)[0]])
-        cut = round(rest * length / nbytes)
-        cut_bytes = cut * (nbytes // length)
-        if min(cut_bytes, nbytes - cut_bytes) >= max(min_cut_bytes, 1):
-            return array, cut
+    length = pattern.cut_length(row, array)
+    cut = round(rest * length / nbytes)
+    cut_bytes = cut * (nbytes // length)
+    if min(cut_bytes, nbytes - cut_bytes) >= max(min_cut_bytes, 1):
+        return array, cut
     return (array, 0) if 2 * rest < nbytes else (array + 1, 0)
 
 
@@ -220,18 +232,12 @@ def _array_parts(
         return
     if first_cut:
         pattern = patterns[demands.pattern[point[0]]]
-        yield first, first + 1, first_cut, _cut_length(pattern, int(demands.row[point[0]]), first)
+        yield first, first + 1, first_cut, pattern.cut_length(int(demands.row[point[0]]), first)
         first += 1
     if first < last:
         yield first, last, 0, 0
     if last_cut:
         yield last, last + 1, 0, last_cut
-
-
-def _cut_length(pattern: Pattern, row: int, array: int) -> int:
-    class_of = np.repeat(np.arange(len(pattern.classes)), [len(c.paths) for c in pattern.classes])
-    lengths = pattern.lengths(row)[class_of[array]][None]
-    return int(lengths[0, cut_dim(lengths)[0]])
 
 
 def _rows(pattern: Pattern, whole: Column, place: Column, parts: Sequence[_Part]) -> Rows:
@@ -241,13 +247,7 @@ def _rows(pattern: Pattern, whole: Column, place: Column, parts: Sequence[_Part]
     split = np.array(parts, np.int64).reshape(-1, 6).T
     remote = np.concatenate((whole, split[0]))
     in_pool = np.concatenate((place, split[1]))
-    begins = np.cumsum([0, *(len(option.host) for option in match.options)], dtype=np.int64)
-    sender = begins[match.option[remote]] + in_pool
-    none = np.zeros(0, np.int64)
-    host, box, tier = (
-        np.concatenate([none, *(getattr(option, name) for option in match.options)])[sender]
-        for name in ("host", "box", "tier")
-    )
+    host, box, tier = match.options.values[match.options.begin[match.option[remote]] + in_pool].T
     row = np.concatenate((local, remote))
     whole_arrays = np.tile([[0], [num_arrays], [0], [0]], len(local) + len(whole))
     first, stop, cut_start, cut_stop = np.concatenate((whole_arrays, split[2:]), axis=1)

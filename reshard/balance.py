@@ -8,12 +8,11 @@ function).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
 from reshard.grid import Column
+from reshard.runs import Runs
 
 Bytes = NDArray[np.float64]
 
@@ -22,37 +21,31 @@ GOOD_ENOUGH = 1.02
 """Largest load over a lower bound of it at which no further sweep is made."""
 
 
-def even_shares(pool_bytes: Sequence[int], pools: Sequence[Column], num_hosts: int) -> list[Bytes]:
-    """Return, for each pool, the bytes that each of its hosts sends: `[len(pool)]`, their sum the pool's.
+def even_shares(pools: Runs, pool_bytes: Column, num_hosts: int) -> Bytes:
+    """Return the bytes that each host of each pool sends, `[n]` like `pools.values`.
 
-    `pools` are the hosts of each, at least one. Pools with the fewest hosts are filled first, then the
-    largest, so that what has a choice fills up the gaps. Deterministic.
+    `pools` has the hosts of each pool, at least one, shape `[n, 1]`; `pool_bytes` is `[num_pools]`. Pools with
+    the fewest hosts are filled first, then the largest, so that what has a choice fills up the gaps.
     """
-    shares = [np.zeros(len(hosts)) for hosts in pools]
-    load = np.zeros(num_hosts)
-    order = sorted(range(len(pools)), key=lambda p: (len(pools[p]), -pool_bytes[p], pools[p].tolist()))
-    open_pools = [pool for pool in order if len(pools[pool]) > 1]
-    for pool in order:
-        if len(pools[pool]) == 1:
-            shares[pool][0] = pool_bytes[pool]
-            load[pools[pool][0]] += pool_bytes[pool]
-    bound = _least_maximum(pool_bytes, pools, load)
+    hosts, lengths = pools.values[:, 0], pools.lengths
+    shares = np.zeros(len(hosts))
+    is_fixed = lengths == 1
+    shares[pools.begin[:-1][is_fixed]] = pool_bytes[is_fixed]
+    load = np.bincount(hosts, weights=shares, minlength=num_hosts)
+    bound = max(pool_bytes.sum() / max(len(np.unique(hosts)), 1), load.max(initial=0))
+    order = np.lexsort((-pool_bytes, lengths))
+    open_pools = order[~is_fixed[order]].tolist()
+    before = np.inf
     for _ in range(MAX_SWEEPS):
-        before = load.max(initial=0)
         for pool in open_pools:
-            hosts = pools[pool]
-            others = load[hosts] - shares[pool]
-            shares[pool] = _fill(others, pool_bytes[pool])
-            load[hosts] = others + shares[pool]
-        if load.max(initial=0) <= max(GOOD_ENOUGH * bound, 0) or load.max(initial=0) == before:
+            run = slice(pools.begin[pool], pools.begin[pool + 1])
+            others = load[hosts[run]] - shares[run]
+            shares[run] = _fill(others, float(pool_bytes[pool]))
+            load[hosts[run]] = others + shares[run]
+        if load.max(initial=0) <= GOOD_ENOUGH * bound or load.max(initial=0) >= before:
             break
+        before = load.max(initial=0)
     return shares
-
-
-def _least_maximum(pool_bytes: Sequence[int], pools: Sequence[Column], fixed_load: Bytes) -> float:
-    """Return a lower bound of the largest load: the mean over all sources, and what has no choice."""
-    sources = np.unique(np.concatenate([np.zeros(0, np.int64), *pools]))
-    return max(sum(pool_bytes) / max(len(sources), 1), float(fixed_load.max(initial=0)))
 
 
 def _fill(load: Bytes, nbytes: float) -> Bytes:

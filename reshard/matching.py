@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from reshard.grid import BoxTable, Column, Placement, cell_table, cells_of, merge_neighbours
 from reshard.holdings import TIERS
+from reshard.runs import Runs, spread
 
 PERSISTENT = TIERS.index("persistent")
 
@@ -29,21 +30,13 @@ class HeldBoxes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Options:
-    """The hosts that could send a piece, by host, with the box each has it in and the tier: `[m]` each."""
-
-    host: Column
-    box: Column
-    tier: Column
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Match:
     """What hosts need, in pieces, `[n]` each; a host's pieces do not overlap and are all that it needs.
 
     `piece` has the pieces as boxes. Where the target itself has a piece, `own_box` is the box it has it in
-    (an index into `held_table`) and `own_tier` the tier; elsewhere both are -1, and `option` is an index into
-    `options`. `num_missing` counts needed cells that nobody has; they are in no piece.
+    (an index into `held_table`) and `own_tier` the tier; elsewhere both are -1, and `option` is one of the
+    runs of `options`: the hosts that could send the piece, the box each has it in and the tier, `[m, 3]`.
+    `num_missing` counts needed cells that nobody has; they are in no piece.
     """
 
     target_table: BoxTable
@@ -54,7 +47,7 @@ class Match:
     own_box: Column
     own_tier: Column
     option: Column
-    options: tuple[Options, ...]
+    options: Runs
     num_missing: int
 
 
@@ -151,42 +144,32 @@ def _spread(box: Column, table: BoxTable, num_cells: Sequence[int]) -> tuple[Col
     of_box, cells = cells_of(table, num_cells)
     counts = np.bincount(of_box, minlength=len(table.low))
     begins = np.cumsum(counts) - counts
-    row = np.repeat(np.arange(len(box)), counts[box])
-    offset = np.arange(len(row)) - np.repeat(np.cumsum(counts[box]) - counts[box], counts[box])
-    return row, cells[begins[box[row]] + offset]
+    return np.repeat(np.arange(len(box)), counts[box]), cells[spread(begins[box], counts[box])]
 
 
 def _options(
     target: Column, cell: Column, senders: _Holders, total: int, slice_of: Column, prefers_own_slice: bool
-) -> tuple[Column, tuple[Options, ...], NDArray[np.bool_]]:
+) -> tuple[Column, Runs, NDArray[np.bool_]]:
     """Return each wanted cell's option, the options, and which cells nobody has, `[n]` each."""
-    place = np.zeros(len(target), np.int64)
     sender_slice = slice_of[senders.host]
+    near = np.full(len(target), -1, np.int64)  # the slice whose senders alone count
     if prefers_own_slice:
         is_near = np.isin(slice_of[target] * total + cell, sender_slice * total + senders.cell)
-        place = np.where(is_near, slice_of[target] + 1, 0)
+        near[is_near] = slice_of[target[is_near]]
     num_places = int(slice_of.max(initial=0)) + 2
-    wanted, inverse = np.unique(cell * num_places + place, return_inverse=True)
-    cells, places = np.divmod(wanted, num_places)
+    wanted, which = np.unique(cell * num_places + near + 1, return_inverse=True)
+    cells, near = wanted // num_places, wanted % num_places - 1
     begins = np.asarray(np.searchsorted(senders.cell, cells, side="left"))
-    ends = np.asarray(np.searchsorted(senders.cell, cells, side="right"))
-    found: dict[bytes, int] = {}
-    options: list[Options] = []
-    number = np.empty(len(wanted), np.int64)
-    all_columns = np.stack((senders.host, senders.box, senders.tier))
-    for at, near in enumerate(places.tolist()):
-        rows = slice(begins[at], ends[at])
-        columns = all_columns[:, rows]
-        if near:
-            columns = columns[:, sender_slice[rows] == near - 1]
-        signature = columns.tobytes()
-        if signature not in found:
-            found[signature] = len(options)
-            options.append(Options(host=columns[0], box=columns[1], tier=columns[2]))
-        number[at] = found[signature]
-    is_empty = np.array([not len(option.host) for option in options], bool)
-    chosen = number[inverse]
-    return chosen, tuple(options), is_empty[chosen] if len(options) else np.zeros(0, bool)
+    lengths = np.searchsorted(senders.cell, cells, side="right") - begins
+    rows = spread(begins, lengths)
+    only = np.repeat(near, lengths)
+    kept = (only < 0) | (sender_slice[rows] == only)
+    lengths = np.bincount(np.repeat(np.arange(len(wanted)), lengths)[kept], minlength=len(wanted))
+    rows = rows[kept]
+    columns = np.stack((senders.host[rows], senders.box[rows], senders.tier[rows]), axis=1)
+    options, number = Runs.of(lengths, columns).distinct()
+    option = number[which]
+    return option, options, options.lengths[option] == 0
 
 
 def held_boxes(parts: Sequence[HeldBoxes], rank: int) -> HeldBoxes:
@@ -204,4 +187,4 @@ def held_boxes(parts: Sequence[HeldBoxes], rank: int) -> HeldBoxes:
     )
 
 
-__all__ = ["HeldBoxes", "Match", "Options", "held_boxes", "match"]
+__all__ = ["HeldBoxes", "Match", "held_boxes", "match"]

@@ -123,8 +123,7 @@ class PlanGroup:
         end = begin + len(of_class.paths)
         cut = np.flatnonzero((rows.cut_stop > 0) & (rows.first >= begin) & (rows.first < end))
         if len(cut):
-            lengths = self._lengths(of_class, rows.piece[cut])
-            length = lengths[np.arange(len(cut)), cut_dim(lengths)]
+            length = self._cut_lengths(of_class, rows.piece[cut])
             part = rows.cut_stop[cut] - rows.cut_start[cut]
             if (part < 1).any() or (rows.cut_stop[cut] > length).any():
                 raise UsageError("a row of the plan is cut outside its piece")
@@ -164,10 +163,11 @@ class PlanGroup:
                         tier=TIERS[rows.tier[row]],
                     )
 
-    def _lengths(self, of_class: ArrayClass, boxes: Column) -> Column:
+    def _cut_lengths(self, of_class: ArrayClass, boxes: Column) -> Column:
         low, high = self.boxes.low[boxes], self.boxes.high[boxes]
         edges = enumerate(of_class.edges)
-        return np.stack([along[high[:, dim]] - along[low[:, dim]] for dim, along in edges], axis=1)
+        lengths = np.stack([along[high[:, dim]] - along[low[:, dim]] for dim, along in edges], axis=1)
+        return np.array([row[cut_dim(row)] for row in lengths.tolist()], np.int64)
 
     def _box(self, of_class: ArrayClass, box: int) -> Box:
         low, high = self.boxes.low[box].tolist(), self.boxes.high[box].tolist()
@@ -175,17 +175,16 @@ class PlanGroup:
         return tuple((int(along[start]), int(along[stop])) for along, start, stop in edges)
 
 
-def cut_dim(lengths: Column) -> Column:
-    """Return the dim along which each piece is cut: `[n]` for the lengths of its dims, `[n, rank]`."""
-    is_long = lengths >= MIN_LENGTH_TO_CUT
-    dim: Column = np.where(is_long.any(axis=1), is_long.argmax(axis=1), lengths.argmax(axis=1))
-    return dim
+def cut_dim(lengths: Sequence[int]) -> int:
+    """Return the dim along which a piece with these lengths is cut; needs at least one."""
+    longest = max(range(len(lengths)), key=lengths.__getitem__)
+    return next((dim for dim, length in enumerate(lengths) if length >= MIN_LENGTH_TO_CUT), longest)
 
 
 def cut_box(piece: Box, cut_start: int, cut_stop: int) -> Box:
     """Return the part of the piece that a row with this cut is for; all of it with `cut_stop` zero."""
     if not cut_stop:
         return piece
-    dim = int(cut_dim(np.array([[stop - start for start, stop in piece]]))[0])
+    dim = cut_dim([stop - start for start, stop in piece])
     start = piece[dim][0]
     return (*piece[:dim], (start + cut_start, start + cut_stop), *piece[dim + 1 :])
