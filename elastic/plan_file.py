@@ -15,6 +15,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from reshard.candidates import Kind
+from reshard.choice import ALLOWED
 from reshard.errors import UsageError
 
 Count = Annotated[int, Meta(ge=1)]
@@ -91,11 +93,15 @@ class ModelTable(_Table, kw_only=True):
 
 
 class TrainingTable(_Table, kw_only=True):
-    """`[training]`: the global batch in rows, the axes it is split over, and the step's time if it is known."""
+    """`[training]`: the global batch in rows, the axes it is split over, and the step's time if it is known.
+
+    `state_factor`: bytes that a device needs for each byte of state on it, for gradients and activations.
+    """
 
     global_batch: Count
     batch_axes: tuple[AxisName, ...]
     step_s: Positive | None = None
+    state_factor: Annotated[float, Meta(ge=1)] = 1.0
 
 
 class SnapshotsTable(_Table, kw_only=True):
@@ -108,9 +114,13 @@ class SnapshotsTable(_Table, kw_only=True):
 
 
 class RecoveryTable(_Table, kw_only=True):
-    """`[recovery]`: what no cluster tells: measured phases, how often slices are lost, when they are back."""
+    """`[recovery]`: what no cluster tells: measured phases, how often slices are lost, when they are back.
+
+    `layouts` are the kinds that the program can follow (see `reshard.choice`).
+    """
 
     min_slices: Count = 1
+    layouts: frozenset[Kind] = ALLOWED
     detect_s: NotNegative | None = None
     fence_s: NotNegative | None = None
     rebuild_s: NotNegative | None = None

@@ -9,7 +9,7 @@ from typing import Literal
 from elastic.plan_report import DeviceMemory, HostMemory, Load, Missing, Move, Outcome, Step
 from elastic.plan_setting import STEP, Kept, Setting, bytes_by_host
 from reshard.boxes import Box
-from reshard.choice import LayoutChoice, choose_layout
+from reshard.choice import HORIZON_STEPS, LayoutChoice, choose_layout
 from reshard.choice_figures import Limits
 from reshard.cost import Phase, device_bytes, predict_restore, predict_transfer
 from reshard.errors import MissingShardError
@@ -62,9 +62,13 @@ def choose(setting: Setting, hosts: Iterable[HostId], stock: Stock | None = None
     limits = Limits(
         device_memory_bytes=None if device_bytes is None else int(device_bytes),
         host_memory_bytes=None if setting.shm_bytes is None else int(setting.shm_bytes),
+        state_factor=setting.plan.training.state_factor,
         replicas=setting.plan.snapshots.replicas,
         snapshot_slots=setting.plan.snapshots.slots,
     )
+    step_s, repair_s = setting.plan.training.step_s, setting.plan.recovery.repair_s
+    is_known = step_s is not None and repair_s is not None
+    horizon_steps = max(1, round(repair_s / step_s)) if is_known else HORIZON_STEPS
     return choose_layout(
         setting.layout,
         hosts,
@@ -72,7 +76,9 @@ def choose(setting: Setting, hosts: Iterable[HostId], stock: Stock | None = None
         holdings=stock,
         axes=(setting.plan.mesh.elastic,),
         limits=limits,
+        allow=setting.plan.recovery.layouts,
         costs=setting.step,
+        horizon_steps=horizon_steps,
     )
 
 
@@ -93,7 +99,9 @@ def host_memory(setting: Setting, kept: Kept, layout: Layout, *, stage_bytes: in
 def device_memory(setting: Setting, layout: Layout) -> DeviceMemory:
     """Return what the state takes of the fullest device's memory."""
     return DeviceMemory(
-        state_bytes=device_bytes(layout), limit_bytes=setting.accelerator.value("device_memory_bytes")
+        state_bytes=device_bytes(layout),
+        state_factor=setting.plan.training.state_factor,
+        limit_bytes=setting.accelerator.value("device_memory_bytes"),
     )
 
 

@@ -57,15 +57,21 @@ class HostMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """The state on the fullest device, without activations, against the device's memory."""
+    """The state on the fullest device, times what it needs beside it, against the device's memory."""
 
     state_bytes: int
+    state_factor: float
     limit_bytes: float | None
+
+    @property
+    def total_bytes(self) -> float:
+        """What the device needs."""
+        return self.state_bytes * self.state_factor
 
     @property
     def fits(self) -> bool | None:
         """Whether the device has so much, None when that is not known."""
-        return None if self.limit_bytes is None else self.state_bytes <= self.limit_bytes
+        return None if self.limit_bytes is None else self.total_bytes <= self.limit_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

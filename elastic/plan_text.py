@@ -106,8 +106,8 @@ def _memory_table(assessment: Assessment) -> RenderableType:
     table = _table("Memory, on the fullest", "", "needed", "there is", "")
     device, host = assessment.device_memory, assessment.host_memory
     table.add_row(
-        "device: the state, without activations",
-        format_bytes(device.state_bytes),
+        "device: the state alone" if device.state_factor == 1 else f"device: {device.state_factor:g} × the state",
+        format_bytes(round(device.total_bytes)),
         _limit(device.limit_bytes),
         _fit(device.fits),
     )

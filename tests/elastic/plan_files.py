@@ -37,7 +37,7 @@ spec = ["fsdp"]
 [training]
 global_batch = 96
 batch_axes = ["data", "fsdp"]
-step_s = 3.0
+step_s = 6.0
 """
 
 

@@ -45,7 +45,7 @@ def test_small_file_is_read() -> None:
     [
         ("slices = 4", "slices = 0", "plan.toml, line 5: cluster.slices: Expected `int` >= 1"),
         ("slices = 4\n", "", "plan.toml, line 3: cluster.slices: Object missing required field `slices`"),
-        ("step_s = 3.0", "step = 3.0", "plan.toml, line 30: training.step: .*unknown field `step`"),
+        ("step_s = 6.0", "step = 6.0", "plan.toml, line 30: training.step: .*unknown field `step`"),
         ('spec = ["fsdp"]', "spec = [3]", r"plan.toml, line 25: model.arrays\[0\].spec\[0\]: .*got `int`"),
         ("fsdp = 4", 'fsdp = "4"', r"plan.toml, line 16: mesh.axes\[...\]: Expected `int`, got `str`"),
         ('optimizer = "none"', 'optimizer = "sgd"', "plan.toml, line 20: model.optimizer: Invalid enum"),
