@@ -49,6 +49,7 @@ def assess(
         host_memory=_fullest_host(setting, kept, outcomes),
         device_memory=device_memory(setting, setting.layout),
         step=predicted_step(setting, setting.layout),
+        step_note=_step_note(setting),
         outcomes=tuple(outcomes),
         only_checked=() if losses else tuple(sorted(set(range(num_slices)) - set(singles))),
         goodput=value,
@@ -88,6 +89,15 @@ def _described(setting: Setting) -> Described:
         figures={name: None if figure is None else figure.value for name, figure in figures.items()},
         sources={name: figure.source for name, figure in figures.items() if figure is not None},
     )
+
+
+def _step_note(setting: Setting) -> str:
+    training = setting.plan.training
+    if setting.step_s is None:
+        return "give training.step_s, or tokens_per_row"
+    if training.step_s is not None:
+        return "from the plan file"
+    return f"6 operations a parameter and token, at {training.utilisation:.0%} of the peak"
 
 
 def _goodput(setting: Setting, outcomes: Sequence[Outcome]) -> tuple[float | None, str]:

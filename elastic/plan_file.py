@@ -52,7 +52,7 @@ class MeshTable(_Table, kw_only=True):
 class TransformerTable(_Table, kw_only=True):
     """`[model.transformer]`: a decoder like Llama's; with `experts`, each layer has so many feed-forwards.
 
-    `stacked` keeps all layers of a kind in one array, as a scan over layers does.
+    Each token passes through `experts_per_token` of them. `stacked` keeps all layers of a kind in one array, as a scan over layers does.
     """
 
     layers: Count
@@ -63,6 +63,7 @@ class TransformerTable(_Table, kw_only=True):
     kv_heads: Count | None = None
     head_dim: Count | None = None
     experts: Annotated[int, Meta(ge=0)] = 0
+    experts_per_token: Count | None = None
     stacked: bool = False
     tied: bool = False
 
@@ -95,12 +96,14 @@ class ModelTable(_Table, kw_only=True):
 class TrainingTable(_Table, kw_only=True):
     """`[training]`: the global batch in rows, the axes it is split over, and the step's time if it is known.
 
-    `state_factor`: bytes that a device needs for each byte of state on it, for gradients and activations.
+    Else it is worked out from `tokens_per_row`, at the part `utilisation` of the peak. `state_factor`: bytes that a device needs for each byte of state on it, for gradients and activations.
     """
 
     global_batch: Count
     batch_axes: tuple[AxisName, ...]
     step_s: Positive | None = None
+    tokens_per_row: Count | None = None
+    utilisation: Annotated[float, Meta(gt=0, le=1)] = 1.0
     state_factor: Annotated[float, Meta(ge=1)] = 1.0
 
 

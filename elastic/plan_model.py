@@ -19,10 +19,14 @@ Dims = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Described:
-    """The arrays of a model; `gradient_paths` are the trained ones among them."""
+    """The arrays of a model; `gradient_paths` are the trained ones among them.
+
+    `active_parameters` are the elements of those that one token passes through, None when that is not told.
+    """
 
     arrays: tuple[ArrayLayout, ...]
     gradient_paths: frozenset[str]
+    active_parameters: int | None
 
 
 def describe_model(model: ModelTable) -> Described:
@@ -59,7 +63,11 @@ def describe_model(model: ModelTable) -> Described:
             "the model has no arrays", remedy="Give [model.transformer] or [[model.arrays]] in the plan."
         )
     arrays = [*trained, *_optimizer_arrays(model, trained), *others]
-    return Described(arrays=tuple(arrays), gradient_paths=frozenset(array.path for array in trained))
+    return Described(
+        arrays=tuple(arrays),
+        gradient_paths=frozenset(array.path for array in trained),
+        active_parameters=_active_parameters(model.transformer, trained),
+    )
 
 
 def lay_out(cluster: ClusterTable, mesh: MeshTable, chips_per_host: int, model: Described) -> Layout:
@@ -111,6 +119,16 @@ def _itemsize(dtype: str, key: str) -> int:
         return np.dtype(dtype).itemsize
     except TypeError as error:
         raise UsageError(f"{key} is {dtype!r}, which is no dtype", key=key) from error
+
+
+def _active_parameters(table: TransformerTable | None, trained: list[ArrayLayout]) -> int | None:
+    num_parameters = sum(math.prod(array.shape) for array in trained)
+    if table is None or not table.experts:
+        return num_parameters
+    if table.experts_per_token is None:
+        return None
+    num_in_experts = 3 * table.layers * table.experts * table.d_model * table.d_ff
+    return num_parameters - num_in_experts * (table.experts - table.experts_per_token) // table.experts
 
 
 def _optimizer_arrays(model: ModelTable, trained: list[ArrayLayout]) -> Iterator[ArrayLayout]:

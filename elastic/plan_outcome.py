@@ -66,7 +66,7 @@ def choose(setting: Setting, hosts: Iterable[HostId], stock: Stock | None = None
         replicas=setting.plan.snapshots.replicas,
         snapshot_slots=setting.plan.snapshots.slots,
     )
-    step_s, repair_s = setting.plan.training.step_s, setting.plan.recovery.repair_s
+    step_s, repair_s = setting.step_s, setting.plan.recovery.repair_s
     is_known = step_s is not None and repair_s is not None
     horizon_steps = max(1, round(repair_s / step_s)) if is_known else HORIZON_STEPS
     return choose_layout(
@@ -173,7 +173,7 @@ def _replay(setting: Setting, event: str, step: Step) -> Phase:
     # A slice joins at a step boundary, right after a snapshot: nothing is run again, one step is to be run.
     num_steps = (every - 1) / 2 + 1 if event == "loss" else 1.0
     if step.seconds is None:
-        return Phase(name="replay", seconds=None, bound=f"{num_steps:g} steps; give training.step_s")
+        return Phase(name="replay", seconds=None, bound=f"{num_steps:g} steps; give training.step_s or tokens_per_row")
     return Phase(
         name="replay", seconds=num_steps * step.seconds, bound=f"{num_steps:g} steps of {step.seconds:.3g} s"
     )

@@ -141,7 +141,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assessment:
-    """The whole answer. `only_checked` are single losses that were checked for state gone, but not planned."""
+    """The whole answer. `only_checked` are single losses that were checked for state gone, but not planned.
+
+    The notes say what a number rests on, or what is missing where there is none.
+    """
 
     schema: int
     title: str
@@ -149,6 +152,7 @@ class Assessment:
     host_memory: HostMemory
     device_memory: DeviceMemory
     step: Step
+    step_note: str
     outcomes: tuple[Outcome, ...]
     only_checked: tuple[int, ...]
     goodput: float | None

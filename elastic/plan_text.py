@@ -92,7 +92,8 @@ def _headline(assessment: Assessment) -> RenderableType:
     )
     step = assessment.step
     if step.seconds is not None:
-        text.append(f"; a step takes {format_seconds(step.seconds)}, bound by {step.bound}", style="not bold")
+        known = f"; a step of {format_seconds(step.seconds)} ({assessment.step_note}), bound by {step.bound}"
+        text.append(known, style="not bold")
     return text
 
 

@@ -16,14 +16,16 @@ Planning itself is not predicted: who asks has just planned, and can say how lon
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from reshard.accelerators import Accelerator
 from reshard.choice_figures import Figures
 from reshard.errors import UsageError
 from reshard.ids import HostId
-from reshard.layout import ArrayLayout, Layout
+from reshard.layout import ArrayLayout, Layout, Spec
 
 __all__ = [
     "Phase",
@@ -109,12 +111,24 @@ def predict_restore(rates: Rates, nbytes: int) -> Phase:
 
 def device_bytes(layout: Layout) -> int:
     """Return the bytes of the state on the fullest device, padding included."""
-    return sum(_part_nbytes(layout, array) for array in layout.arrays)
+    return sum(num_arrays * _part_nbytes(layout, alike) for alike, num_arrays in _alike(layout.arrays))
 
 
-def _part_nbytes(layout: Layout, array: ArrayLayout) -> int:
-    shape = zip(array.shape, array.spec, strict=True)
-    return math.prod(-(-size // _num_parts(layout, axes)) for size, axes in shape) * array.itemsize
+class _Alike(NamedTuple):
+    """What the bytes of an array depend on: thousands of arrays are alike in a few ways."""
+
+    shape: tuple[int, ...]
+    spec: Spec
+    itemsize: int
+
+
+def _alike(arrays: Iterable[ArrayLayout]) -> Iterable[tuple[_Alike, int]]:
+    return Counter(_Alike(array.shape, array.spec, array.itemsize) for array in arrays).items()
+
+
+def _part_nbytes(layout: Layout, alike: _Alike) -> int:
+    shape = zip(alike.shape, alike.spec, strict=True)
+    return math.prod(-(-size // _num_parts(layout, axes)) for size, axes in shape) * alike.itemsize
 
 
 def _num_parts(layout: Layout, axes: tuple[str, ...]) -> int:
@@ -202,13 +216,12 @@ class StepPredictor:
     def _work_per_device(self, layout: Layout) -> float:
         num_replicas = _num_parts(layout, self._workload.batch_axes)
         rows = -(-self._workload.global_batch // num_replicas)
-        arrays = self._trained(layout)
-        stored = sum(
-            _part_nbytes(layout, array) * math.prod(_num_parts(layout, axes) for axes in array.spec)
-            for array in arrays
-        )
-        padding = stored / sum(array.nbytes for array in arrays) if stored else 1.0
-        return rows * num_replicas / layout.mesh.num_devices * padding
+        stored = real = 0
+        for alike, num_arrays in _alike(self._trained(layout)):
+            num_parts = math.prod(_num_parts(layout, axes) for axes in alike.spec)
+            stored += num_arrays * _part_nbytes(layout, alike) * num_parts
+            real += num_arrays * math.prod(alike.shape) * alike.itemsize
+        return rows * num_replicas / layout.mesh.num_devices * (stored / real if real else 1.0)
 
     def _exchange_s(self, layout: Layout) -> float | None:
         if self._rates.network_bytes_s is None:
