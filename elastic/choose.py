@@ -21,8 +21,9 @@ from reshard.holdings import Holding
 from reshard.ids import HostId
 from reshard.layout import ArrayLayout, Layout, MeshLayout
 from reshard.lineage import is_on_lineage
-from reshard.plan import Plan, Transfer
+from reshard.plan import Plan
 from reshard.planner import make_plan
+from reshard.transfer import Transfer
 
 WHOLE_AXIS = "whole"
 MAX_REASONS = 4
@@ -126,7 +127,7 @@ def plan_restore(choice: Choice, hosts: tuple[HostId, ...], devices_per_host: in
     """
     target = choice.layout.resized(hosts, devices_per_host)
     if choice.is_persisted:
-        return target, Plan.of(choice.step, (), bytes_lower_bound=0)
+        return target, Plan.empty(choice.step)
     return target, make_plan(target, choice.holdings, step=choice.step)
 
 

@@ -16,7 +16,7 @@ from reshard.boxes import Box
 from reshard.holdings import Holding
 from reshard.ids import HostId
 from reshard.layout import Layout
-from reshard.plan import Transfer
+from reshard.transfer import Transfer
 
 
 class Phase(StrEnum):

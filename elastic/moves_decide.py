@@ -97,7 +97,7 @@ def digest(turn: Turn, choice: Choice, purpose: Literal["captured", "restored", 
     """Have one host compute the digest of a whole state."""
     host = turn.state.world[0]
     if choice.is_persisted:
-        layout, plan = choice.layout, Plan.of(choice.step, (), bytes_lower_bound=0)
+        layout, plan = choice.layout, Plan.empty(choice.step)
     else:
         layout, plan = plan_whole(choice.layout, choice.holdings, choice.step, host_of(host))
     turn.send(

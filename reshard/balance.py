@@ -1,12 +1,16 @@
 """Who sends how much: shares that even out what the sources send in all.
 
-Each *pool* is a number of bytes that any of some hosts could send. Filling the hosts of a pool like vessels
-with water gives the evenest loads for that pool alone; doing so for each in turn, again and again, tends to
-the evenest for all, as the sum of squared loads falls with each (block coordinate descent on a convex
-function).
+Each *pool* is a number of bytes that any of some hosts could send. The shares that make the sum of the
+squared loads least also make the largest load least. They are found by projected gradient steps with momentum,
+all pools at once, as loads along a chain of pools even out slowly pool by pool.
+Source of the method: Beck and Teboulle 2009, https://doi.org/10.1137/080716542; of the restarts: O'Donoghue
+and Candès 2015, https://doi.org/10.1007/s10208-013-9150-3.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from math import sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,42 +20,61 @@ from reshard.runs import Runs
 
 Bytes = NDArray[np.float64]
 
-MAX_SWEEPS = 6
-GOOD_ENOUGH = 1.02
-"""Largest load over a lower bound of it at which no further sweep is made."""
+MAX_STEPS = 400
+PATIENCE = 20
+"""Steps in which the largest load must fall by a thousandth, or the search ends."""
+GOOD_ENOUGH = 1.01
+"""Largest load, over the mean or what has no choice, at which the search ends."""
 
 
 def even_shares(pools: Runs, pool_bytes: Column, num_hosts: int) -> Bytes:
     """Return the bytes that each host of each pool sends, `[n]` like `pools.values`.
 
-    `pools` has the hosts of each pool, at least one, shape `[n, 1]`; `pool_bytes` is `[num_pools]`. Pools with
-    the fewest hosts are filled first, then the largest, so that what has a choice fills up the gaps.
+    `pools` has the hosts of each pool, at least one, shape `[n, 1]`; `pool_bytes` is `[num_pools]`, and the
+    shares of a pool add up to it. Deterministic.
     """
     hosts, lengths = pools.values[:, 0], pools.lengths
-    shares = np.zeros(len(hosts))
-    is_fixed = lengths == 1
-    shares[pools.begin[:-1][is_fixed]] = pool_bytes[is_fixed]
-    load = np.bincount(hosts, weights=shares, minlength=num_hosts)
-    bound = max(pool_bytes.sum() / max(len(np.unique(hosts)), 1), load.max(initial=0))
-    order = np.lexsort((-pool_bytes, lengths))
-    open_pools = order[~is_fixed[order]].tolist()
-    before = np.inf
-    for _ in range(MAX_SWEEPS):
-        for pool in open_pools:
-            run = slice(pools.begin[pool], pools.begin[pool + 1])
-            others = load[hosts[run]] - shares[run]
-            shares[run] = _fill(others, float(pool_bytes[pool]))
-            load[hosts[run]] = others + shares[run]
-        if load.max(initial=0) <= GOOD_ENOUGH * bound or load.max(initial=0) >= before:
+    alike = [np.flatnonzero(lengths == length) for length in np.unique(lengths).tolist()]
+    entries = [pools.begin[same][:, None] + np.arange(lengths[same[0]]) for same in alike]
+    totals = [pool_bytes[same].astype(np.float64) for same in alike]
+    shares = np.empty(len(hosts))
+    for entry, total in zip(entries, totals, strict=True):
+        shares[entry] = (total / entry.shape[1])[:, None]
+    fixed: Bytes = np.zeros(num_hosts)
+    for entry, total in zip(entries, totals, strict=True):
+        if entry.shape[1] == 1:
+            fixed += np.bincount(hosts[entry[:, 0]], weights=total, minlength=num_hosts)
+    bound = max(float(pool_bytes.sum()) / max(len(np.unique(hosts)), 1), float(fixed.max(initial=0)))
+    best, least, since = shares, np.bincount(hosts, weights=shares).max(initial=0), 0
+    ahead, momentum = shares, 1.0
+    step = 1 / max(np.bincount(hosts).max(initial=1), 1)
+    for _ in range(MAX_STEPS):
+        if least <= GOOD_ENOUGH * bound or since > PATIENCE:
             break
-        before = load.max(initial=0)
-    return shares
+        gradient = np.bincount(hosts, weights=ahead)[hosts]
+        moved = _project(ahead - step * gradient, entries, totals)
+        change = moved - shares
+        faster = (1 + sqrt(1 + 4 * momentum**2)) / 2
+        if gradient @ change > 0:  # momentum leads uphill
+            faster, ahead = 1.0, moved
+        else:
+            ahead = moved + (momentum - 1) / faster * change
+        shares, momentum = moved, faster
+        largest = np.bincount(hosts, weights=shares).max(initial=0)
+        since = 0 if largest < 0.999 * least else since + 1
+        if largest < least:
+            best, least = shares, largest
+    return best
 
 
-def _fill(load: Bytes, nbytes: float) -> Bytes:
-    """Return the shares of `nbytes` that raise the lowest of `load` to one level."""
-    ascending = np.sort(load)
-    levels = (nbytes + np.cumsum(ascending)) / np.arange(1, len(load) + 1)
-    level = levels[np.flatnonzero(ascending <= levels)[-1]]
-    filled: Bytes = np.maximum(level - load, 0)
-    return filled
+def _project(shares: Bytes, entries: Sequence[Column], totals: Sequence[Bytes]) -> Bytes:
+    """Return the nearest shares that are not negative and add up to each pool's total."""
+    nearest = np.empty_like(shares)
+    for entry, total in zip(entries, totals, strict=True):
+        values = shares[entry]
+        descending = -np.sort(-values, axis=1)
+        excess = (np.cumsum(descending, axis=1) - total[:, None]) / np.arange(1, entry.shape[1] + 1)
+        last = (descending > excess).cumsum(axis=1).argmax(axis=1)
+        level = excess[np.arange(len(entry)), last]
+        nearest[entry] = np.maximum(values - level[:, None], 0)
+    return nearest

@@ -97,6 +97,8 @@ class PlanGroup:
 
     def _check_indices(self) -> None:
         rows, low, high = self.rows, self.boxes.low, self.boxes.high
+        if len({len(column) for column in rows.columns().values()}) > 1:
+            raise UsageError("the rows of the plan have columns of different lengths")
         if not all(column.min(initial=0) >= 0 for column in rows.columns().values()):
             raise UsageError("a row of the plan has a number below zero")
         numbers = (rows.piece, rows.target_box, rows.source_box)

@@ -21,7 +21,7 @@ from reshard.boxes import Box
 from reshard.holdings import Holding
 from reshard.ids import HostId
 from reshard.layout import ArrayLayout, Layout, MeshLayout
-from reshard.plan import Transfer
+from reshard.transfer import Transfer
 from snapshot.arena import Arena
 from snapshot.checksum import checksum
 from snapshot.dataplane import DataPlaneServer

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,6 +10,7 @@ from reshard.errors import MissingShardError, UsageError
 from reshard.holdings import TIERS, Holding, layout_holdings
 from reshard.ids import HostId
 from reshard.layout import ArrayLayout, Layout, MeshLayout
+from reshard.links import Links
 from reshard.planner import make_plan
 
 
@@ -199,3 +202,80 @@ def test_plan_ignores_holdings_of_arrays_the_layout_lacks():
 def test_plan_refuses_a_holding_outside_its_array():
     with pytest.raises(UsageError, match="outside an array of shape"):
         make_plan(replicated(HOSTS[:1], 4), [held(HOSTS[0], ((0, 5),))], step=1)
+
+
+def test_plan_takes_from_the_targets_own_slice_when_that_is_faster_to_reach():
+    hosts = [HostId(0, 0), HostId(0, 1), HostId(1, 0)]
+    copies = [held(hosts[0], ((0, 9),)), held(hosts[2], ((0, 9),))]
+    plan = make_plan(replicated([hosts[1]], 9), copies, step=1, min_cut_bytes=0)
+    assert plan.bytes_sent() == {hosts[0]: 9}
+    alike = Links(same_slice=1.0, other_slice=1.0)
+    plan = make_plan(replicated([hosts[1]], 9), copies, step=1, links=alike, min_cut_bytes=0)
+    assert sorted(plan.bytes_sent().values()) == [4, 5]
+
+
+def test_plan_takes_from_another_slice_only_what_its_own_lacks():
+    hosts = [HostId(0, 0), HostId(0, 1), HostId(1, 0)]
+    copies = [held(hosts[0], ((0, 4),)), held(hosts[2], ((0, 9),))]
+    assert make_plan(replicated([hosts[1]], 9), copies, step=1).bytes_sent() == {hosts[0]: 4, hosts[2]: 5}
+
+
+def test_links_refuse_a_bandwidth_that_is_not_positive():
+    with pytest.raises(UsageError, match="positive bandwidths"):
+        Links(same_slice=0.0)
+
+
+def ring_of_copies(num_slices, lost, num_arrays=64, rows=1 << 14):
+    """Every array cut over the slices, each part on its own slice and the next one; one slice is lost."""
+    mesh = MeshLayout(
+        axis_names=("data",), axis_sizes=(num_slices,), hosts=tuple(map(HostId, range(num_slices)))
+    )
+    arrays = tuple(
+        ArrayLayout(
+            path=f"w{n:02}", shape=(num_slices * rows,), dtype="float32", itemsize=4, spec=(("data",),)
+        )
+        for n in range(num_arrays)
+    )
+    own = layout_holdings(Layout(mesh=mesh, arrays=arrays), step=1)
+    buddies = [replace(h, host=HostId((h.host.slice_index + 1) % num_slices), tier="peer") for h in own]
+    return arrays, [h for h in (*own, *buddies) if h.host.slice_index != lost]
+
+
+def test_plan_evens_out_the_sources_within_a_twentieth_of_the_best_possible():
+    """8 slices hold two copies of each part; one is lost, and each slice left needs the whole of all arrays."""
+    arrays, holdings = ring_of_copies(8, lost=3)
+    left = tuple(host for host in map(HostId, range(8)) if host.slice_index != 3)
+    mesh = MeshLayout(axis_names=("data",), axis_sizes=(7,), hosts=left)
+    target = Layout(mesh=mesh, arrays=tuple(replace(array, spec=()) for array in arrays))
+    plan = make_plan(target, holdings, step=1)
+    assert plan.bytes_moved == 7 * 6 * 8 * (64 << 14) // 8 * 4
+    assert max(plan.bytes_sent().values()) <= 1.05 * plan.bytes_moved / 7
+
+
+def test_plan_has_few_sources_for_a_target_however_many_arrays_there_are():
+    arrays, holdings = ring_of_copies(8, lost=3)
+    plan = make_plan(
+        Layout(mesh=replicated([HostId(9)], 1).mesh, arrays=tuple(replace(a, spec=()) for a in arrays)),
+        holdings,
+        step=1,
+    )
+    assert sum(len(group.nbytes) for group in plan.groups) <= 3 * 8  # not one for each of 64 arrays
+    assert len(plan.for_target(HostId(9))) <= 64 * 8 + 8
+
+
+@PROPERTY
+@given(survivable_losses())
+def test_plan_reuses_a_box_exactly_where_the_target_has_it_whole(situation):
+    layout, holdings = situation
+    held_boxes = {(h.host, h.path, h.box) for h in holdings}
+    wanted = [
+        (host, array, box)
+        for array in layout.arrays
+        for host, boxes in layout.boxes_by_host(array).items()
+        for box in boxes
+    ]
+    plan = make_plan(layout, holdings, step=7)
+    whole = sum(array.box_nbytes(box) for host, array, box in wanted if (host, array.path, box) in held_boxes)
+    assert plan.bytes_reused <= whole
+    if all(len([h for h in holdings if (h.host, h.path) == (host, a.path)]) <= 1 for host, a, _ in wanted):
+        assert plan.bytes_reused == whole
