@@ -1,8 +1,8 @@
 """Who sends how much: shares that even out what the sources send in all.
 
 Each *pool* is a number of bytes that any of some hosts could send. The shares that make the sum of the
-squared loads least also make the largest load least. They are found by projected gradient steps with momentum,
-all pools at once, as loads along a chain of pools even out slowly pool by pool.
+squared loads least also make the largest load least. They are found by projected gradient steps with
+momentum, all pools at once, as loads along a chain of pools even out slowly pool by pool.
 Source of the method: Beck and Teboulle 2009, https://doi.org/10.1137/080716542; of the restarts: O'Donoghue
 and Candès 2015, https://doi.org/10.1007/s10208-013-9150-3.
 """

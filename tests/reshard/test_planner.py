@@ -242,7 +242,7 @@ def ring_of_copies(num_slices, lost, num_arrays=64, rows=1 << 14):
 
 
 def test_plan_evens_out_the_sources_within_a_twentieth_of_the_best_possible():
-    """8 slices hold two copies of each part; one is lost, and each slice left needs the whole of all arrays."""
+    """8 slices hold two copies of each part; one is lost, and each slice left needs all of every array."""
     arrays, holdings = ring_of_copies(8, lost=3)
     left = tuple(host for host in map(HostId, range(8)) if host.slice_index != 3)
     mesh = MeshLayout(axis_names=("data",), axis_sizes=(7,), hosts=left)
