@@ -46,8 +46,8 @@ def plan(
 ) -> int:
     """Show what losing slices of the cluster in FILE would move, choose and cost, without running it.
 
-    FILE is TOML and describes a cluster and a model. Exit status 1 when a loss that was asked about takes state
-    with it, or memory does not do.
+    FILE is TOML and describes a cluster and a model. Exit status 1 when a loss would take state with it or
+    leave no layout, or memory does not do.
     """
     if template:
         click.echo((Path(__file__).parent / "plan_template.toml").read_text(), nl=False)

@@ -21,8 +21,8 @@ def assess(
 ) -> Assessment:
     """Return the whole answer; `losses` are sets of slices lost at once, without any each single slice.
 
-    Every single loss is checked for state that goes with it. With `every_slice`, or on few hosts, each is also
-    planned. `clock` gives seconds. Raises `UsageError` for a slice that the cluster does not have.
+    Every single loss is checked for state that goes with it. With `every_slice`, or on few hosts, each is
+    planned too. `clock` gives seconds. Raises `UsageError` for a slice that the cluster does not have.
     """
     num_slices = setting.plan.cluster.slices
     for lost in losses:

@@ -27,12 +27,8 @@ Axes = AxisName | tuple[AxisName, ...]
 """The mesh axes that partition one dim: a name, several (outermost first), or `[]` for none."""
 
 
-class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One table of the file; a key it does not have is an error."""
-
-
-class ClusterTable(_Table, kw_only=True):
-    """`[cluster]`: the machines. `figures` replace published ones; `shm_bytes` is the size of /dev/shm a host."""
+class ClusterTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[cluster]`: the machines. `figures` replace published ones; a host has `shm_bytes` in /dev/shm."""
 
     accelerator: str
     slices: Count
@@ -42,17 +38,18 @@ class ClusterTable(_Table, kw_only=True):
     request_s: NotNegative = 0.0
 
 
-class MeshTable(_Table, kw_only=True):
+class MeshTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[mesh]`: axes in order, -1 for the size that is left, and the axis that spans slices."""
 
     axes: dict[AxisName, int]
     elastic: AxisName
 
 
-class TransformerTable(_Table, kw_only=True):
+class TransformerTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[model.transformer]`: a decoder like Llama's; with `experts`, each layer has so many feed-forwards.
 
-    Each token passes through `experts_per_token` of them. `stacked` keeps all layers of a kind in one array, as a scan over layers does.
+    Each token passes through `experts_per_token` of them. `stacked` keeps all layers of a kind in one array,
+    as a scan over layers does.
     """
 
     layers: Count
@@ -68,7 +65,7 @@ class TransformerTable(_Table, kw_only=True):
     tied: bool = False
 
 
-class ArrayTable(_Table, kw_only=True):
+class ArrayTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[[model.arrays]]`: `count` arrays of one shape; `spec` names the mesh axes of each dim."""
 
     path: Annotated[str, Meta(min_length=1)]
@@ -79,7 +76,7 @@ class ArrayTable(_Table, kw_only=True):
     trained: bool = True
 
 
-class ModelTable(_Table, kw_only=True):
+class ModelTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[model]`: the arrays, from a transformer's dims, one by one, or both; the optimizer adds its own.
 
     `rules` say which mesh axes partition a logical dim of the transformer.
@@ -93,10 +90,11 @@ class ModelTable(_Table, kw_only=True):
     arrays: tuple[ArrayTable, ...] = ()
 
 
-class TrainingTable(_Table, kw_only=True):
+class TrainingTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[training]`: the global batch in rows, the axes it is split over, and the step's time if it is known.
 
-    Else it is worked out from `tokens_per_row`, at the part `utilisation` of the peak. `state_factor`: bytes that a device needs for each byte of state on it, for gradients and activations.
+    Else it is worked out from `tokens_per_row`, at the part `utilisation` of the peak. A device needs
+    `state_factor` bytes for each byte of state on it, for gradients and activations.
     """
 
     global_batch: Count
@@ -107,7 +105,7 @@ class TrainingTable(_Table, kw_only=True):
     state_factor: Annotated[float, Meta(ge=1)] = 1.0
 
 
-class SnapshotsTable(_Table, kw_only=True):
+class SnapshotsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[snapshots]`: slices that keep each shard, slots a host, and steps between two snapshots."""
 
     replicas: Count = 2
@@ -116,7 +114,7 @@ class SnapshotsTable(_Table, kw_only=True):
     persisted: bool = False
 
 
-class RecoveryTable(_Table, kw_only=True):
+class RecoveryTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[recovery]`: what no cluster tells: measured phases, how often slices are lost, when they are back.
 
     `layouts` are the kinds that the program can follow (see `reshard.choice`).
@@ -131,7 +129,7 @@ class RecoveryTable(_Table, kw_only=True):
     repair_s: NotNegative | None = None
 
 
-class PlanFile(_Table, kw_only=True):
+class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole file."""
 
     title: str = ""
@@ -192,7 +190,7 @@ def line_of(text: str, key: str) -> int | None:
 
 
 def _lines_by_key(text: str) -> Mapping[str, int]:
-    """Return the line of each header and key as `line_of` names them; keys inside inline tables are not found."""
+    """Return the line of each header and key, as `line_of` names them; not of keys inside inline tables."""
     found: dict[str, int] = {}
     table = ""
     num_seen: dict[str, int] = {}

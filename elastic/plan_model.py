@@ -35,7 +35,7 @@ def describe_model(model: ModelTable) -> Described:
     others: list[ArrayLayout] = []
     itemsize = _itemsize(model.dtype, "model.dtype")
     if model.transformer is not None:
-        rules = {name: _axes(axes) for name, axes in model.rules.items()}
+        rules: dict[str, tuple[str, ...]] = {name: _axes(axes) for name, axes in model.rules.items()}
         for path, dims in _transformer(model.transformer):
             trained.append(
                 ArrayLayout(
@@ -104,8 +104,8 @@ def _axis_sizes(mesh: MeshTable, num_devices: int) -> dict[str, int]:
         sizes[open_axes[0]] = num_devices // fixed
     if math.prod(sizes.values()) != num_devices:
         raise UsageError(
-            f"mesh.axes multiply to {fixed}{' × -1' if open_axes else ''}, the cluster has {num_devices} chips",
-            remedy="Let the axes multiply to slices × hosts_per_slice × chips a host, or give one of them as -1.",
+            f"axes multiply to {fixed}{' × -1' if open_axes else ''}, the cluster has {num_devices} chips",
+            remedy="They must multiply to slices × hosts_per_slice × chips a host; one of them may be -1.",
         )
     return sizes
 

@@ -23,7 +23,7 @@ Clock = Callable[[], float]
 
 
 def lose(setting: Setting, kept: Kept, slices: tuple[int, ...], clock: Clock) -> Outcome:
-    """Return what losing these slices, with all their memory, leads to; `kept` is what the whole job keeps."""
+    """Return what losing these slices, memory and all, leads to; `kept` is what the whole job keeps."""
     lost = {host for host in setting.hosts if host.slice_index in slices}
     survivors = [host for host in setting.hosts if host not in lost]
     num_left = setting.plan.cluster.slices - len(slices)
@@ -67,8 +67,9 @@ def choose(setting: Setting, hosts: Iterable[HostId], stock: Stock | None = None
         snapshot_slots=setting.plan.snapshots.slots,
     )
     step_s, repair_s = setting.step_s, setting.plan.recovery.repair_s
-    is_known = step_s is not None and repair_s is not None
-    horizon_steps = max(1, round(repair_s / step_s)) if is_known else HORIZON_STEPS
+    horizon_steps = HORIZON_STEPS
+    if step_s is not None and repair_s is not None:
+        horizon_steps = max(1, round(repair_s / step_s))
     return choose_layout(
         setting.layout,
         hosts,
@@ -173,7 +174,9 @@ def _replay(setting: Setting, event: str, step: Step) -> Phase:
     # A slice joins at a step boundary, right after a snapshot: nothing is run again, one step is to be run.
     num_steps = (every - 1) / 2 + 1 if event == "loss" else 1.0
     if step.seconds is None:
-        return Phase(name="replay", seconds=None, bound=f"{num_steps:g} steps; give training.step_s or tokens_per_row")
+        return Phase(
+            name="replay", seconds=None, bound=f"{num_steps:g} steps; give training.step_s or tokens_per_row"
+        )
     return Phase(
         name="replay", seconds=num_steps * step.seconds, bound=f"{num_steps:g} steps of {step.seconds:.3g} s"
     )

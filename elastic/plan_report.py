@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from reshard.boxes import Box
-from reshard.choice import Candidate
+from reshard.choice_figures import Candidate
 from reshard.cost import Phase
 
 SCHEMA = 1

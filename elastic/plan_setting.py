@@ -12,13 +12,14 @@ from elastic.plan_file import ClusterTable, PlanFile
 from elastic.plan_model import describe_model, lay_out
 from reshard.accelerators import Accelerator, find_accelerator
 from reshard.boxes import Box
-from reshard.cost import Rates, StepPredictor, Workload
+from reshard.cost import Rates
 from reshard.errors import UsageError
 from reshard.grid import Column, num_elements
 from reshard.holdings import Holding, captured_holdings
 from reshard.ids import HostId
 from reshard.layout import Layout
 from reshard.redundancy import buddies, captures
+from reshard.step_cost import StepPredictor, Workload
 from reshard.stock import Stock
 
 STEP = 0
@@ -39,7 +40,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A described job on its whole cluster; `step_s` and `shm_bytes` (what a host has for snapshots) if known."""
+    """A described job on its whole cluster; `step_s` and `shm_bytes` (of one host) may be None."""
 
     plan: PlanFile
     accelerator: Accelerator

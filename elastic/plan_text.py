@@ -15,6 +15,7 @@ from elastic.history_text import format_bytes, format_seconds
 from elastic.plan_report import Assessment, Load, Move, Outcome, Step
 
 WIDTH_WITHOUT_TERMINAL = 100
+CHANGES_A_TABLE = 3
 
 
 def print_assessment(assessment: Assessment, *, stream: TextIO | None = None) -> None:
@@ -31,8 +32,8 @@ def render(assessment: Assessment) -> RenderableType:
     groups = group_alike(assessment.outcomes)
     going_on = [group for group in groups if group[0].move is not None]
     parts += [_stopped(group) for group in groups if group[0].move is None]
-    if going_on:
-        parts.append(_moves_table(going_on, assessment.only_checked))
+    for first in range(0, len(going_on), CHANGES_A_TABLE):
+        parts.append(_moves_table(going_on[first : first + CHANGES_A_TABLE], assessment.only_checked))
     parts += _explanations(groups)
     parts.append(_closing(assessment))
     return Group(*parts)
@@ -86,8 +87,8 @@ def _headline(assessment: Assessment) -> RenderableType:
     text = Text(f"{assessment.title}\n" if assessment.title else "", style="bold")
     mesh = " × ".join(f"{name}={size}" for name, size in found.mesh.items())
     text.append(
-        f"{found.slices} slices of {found.accelerator}, {found.hosts:,} hosts, {found.devices:,} chips; mesh {mesh}\n"
-        f"{found.arrays:,} arrays, {format_bytes(found.state_bytes)} of state",
+        f"{found.slices} slices of {found.accelerator}, {found.hosts:,} hosts, {found.devices:,} chips; "
+        f"mesh {mesh}\n{found.arrays:,} arrays, {format_bytes(found.state_bytes)} of state",
         style="not bold",
     )
     step = assessment.step
@@ -107,7 +108,9 @@ def _memory_table(assessment: Assessment) -> RenderableType:
     table = _table("Memory, on the fullest", "", "needed", "there is", "")
     device, host = assessment.device_memory, assessment.host_memory
     table.add_row(
-        "device: the state alone" if device.state_factor == 1 else f"device: {device.state_factor:g} × the state",
+        "device: the state alone"
+        if device.state_factor == 1
+        else f"device: {device.state_factor:g} × the state",
         format_bytes(round(device.total_bytes)),
         _limit(device.limit_bytes),
         _fit(device.fits),
@@ -209,8 +212,10 @@ def _step(step: Step) -> str:
 def _explanations(groups: Sequence[Sequence[Outcome]]) -> list[RenderableType]:
     """Return how the layout was chosen, for the first of each group; all of one are chosen alike."""
     return [
-        Text(f"The layout after losing slice{'s' * (len(group[0].slices) > 1)} "
-             f"{_and(map(str, group[0].slices))}. {group[0].explanation}")
+        Text(
+            f"The layout after losing slice{'s' * (len(group[0].slices) > 1)} "
+            f"{_and(map(str, group[0].slices))}. {group[0].explanation}"
+        )
         for group in groups
         if group[0].explanation
     ]
@@ -225,8 +230,8 @@ def _closing(assessment: Assessment) -> RenderableType:
     if assessment.only_checked:
         planned = [found.slices[0] for found in assessment.outcomes if found.event == "loss"]
         text.append(
-            f"Planned for the loss of slices {_and(map(str, planned))}; of the others it was checked that nothing "
-            f"is gone with them (--every-slice plans them too).\n"
+            f"Planned for the loss of slices {_and(map(str, planned))}; of the others it was checked that "
+            f"nothing is gone with them (--every-slice plans them too).\n"
         )
     if assessment.goodput is None:
         text.append(f"Goodput: {assessment.goodput_note}")

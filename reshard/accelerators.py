@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from reshard.errors import UsageError
 
@@ -45,8 +46,8 @@ class Accelerator:
     """One kind of accelerator with its host; None where no public figure exists.
 
     `device_memory_bytes`, `device_bandwidth_bytes_s` (its own memory), `interconnect_bytes_s` (to other chips
-    of the slice), `host_copy_bytes_s` (between host and device memory) and `peak_flops_s` (bfloat16, dense) are
-    of one chip; `host_network_bytes_s` (to other hosts) and `host_memory_bytes` of one host.
+    of the slice), `host_copy_bytes_s` (between host and device memory) and `peak_flops_s` (bfloat16, dense)
+    are of one chip; `host_network_bytes_s` (to other hosts) and `host_memory_bytes` of one host.
     """
 
     name: str
@@ -75,7 +76,8 @@ class Accelerator:
         """Return it with other values for some figures, which come from `source`."""
         for name in values:
             self.figure(name)
-        return replace(self, **{name: Figure(value, source) for name, value in values.items()})
+        given: dict[str, Any] = {name: Figure(value, source) for name, value in values.items()}
+        return replace(self, **given)
 
 
 FIGURES: tuple[str, ...] = tuple(field.name for field in fields(Accelerator) if field.name != "name")

@@ -169,7 +169,9 @@ def test_no_layout_among_those_allowed_says_why() -> None:
 
 
 def test_host_memory_is_slots_of_all_that_is_kept_and_what_is_fetched() -> None:
-    memory = answer(SPREAD, ("[training]", "[snapshots]\nslots = 3\npersisted = true\n\n[training]")).host_memory
+    memory = answer(
+        SPREAD, ("[training]", "[snapshots]\nslots = 3\npersisted = true\n\n[training]")
+    ).host_memory
     assert memory.captured_bytes == 800  # 16 parts of 400 bytes on 8 hosts
     assert memory.copies_bytes == 800
     assert memory.persisted_bytes == 800
@@ -244,9 +246,7 @@ def test_lonely_slices_are_those_that_alone_hold_a_box(held: list[tuple[int, int
     """Holdings of (slice, host, part) of one array in four parts."""
     stock = Stock.of_holdings(
         [
-            Holding(
-                host=HostId(s, h), step=STEP, path="w", box=((part, part + 1),), checksum=0, tier="shm"
-            )
+            Holding(host=HostId(s, h), step=STEP, path="w", box=((part, part + 1),), checksum=0, tier="shm")
             for s, h, part in held
         ],
         STEP,

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reshard_strategies import layout_pairs
 
 from reshard.accelerators import Accelerator, find_accelerator
 from reshard.cost import (
     Rates,
-    StepPredictor,
-    Workload,
     device_bytes,
     goodput,
     predict_restore,
@@ -21,26 +20,10 @@ from reshard.cost import (
 )
 from reshard.errors import UsageError
 from reshard.ids import HostId
-from reshard.layout import ArrayLayout, Layout, MeshLayout
-from reshard_strategies import layout_pairs
+from reshard.layout import Layout
 
 A, B, C = HostId(0), HostId(1), HostId(2)
 RATES = Rates(network_bytes_s=10e9, copy_bytes_s=5e9)
-
-
-def job(num_slices: int, *, hosts_per_slice: int = 2, arrays: tuple[ArrayLayout, ...] = ()) -> Layout:
-    """Slices of `hosts_per_slice` hosts with two devices: axis `data` over slices, `model` inside one."""
-    hosts = [HostId(s, h) for s in range(num_slices) for h in range(hosts_per_slice)]
-    mesh = MeshLayout(
-        axis_names=("data", "model"),
-        axis_sizes=(num_slices, 2 * hosts_per_slice),
-        hosts=tuple(host for host in hosts for _ in range(2)),
-    )
-    return Layout(mesh=mesh, arrays=arrays, elastic_axis="data")
-
-
-def weights(spec: tuple[tuple[str, ...], ...] = ((), ("model",)), path: str = "w") -> ArrayLayout:
-    return ArrayLayout(path=path, shape=(12, 1000), dtype="float32", itemsize=4, spec=spec)
 
 
 def test_transfer_is_bound_by_the_host_that_receives_most() -> None:
@@ -91,43 +74,6 @@ def test_device_bytes_are_those_of_the_fullest_device(pair: tuple[Layout, Layout
     assert device_bytes(layout) == by_position.max()
 
 
-def test_compute_grows_as_chips_are_lost() -> None:
-    workload = Workload(global_batch=48, batch_axes=("data",), step_s=3.0)
-    step = StepPredictor(job(4), workload, RATES).step(job(3))
-    assert step.ratio == pytest.approx(4 / 3)
-    assert (step.seconds, step.bound) == (pytest.approx(4.0), "compute")
-
-
-def test_compute_counts_padding_rows_as_work() -> None:
-    """50 rows are 13 on each of 4 replicas, and 17 on each of 3."""
-    workload = Workload(global_batch=50, batch_axes=("data",), step_s=13.0)
-    assert StepPredictor(job(4), workload, RATES).step(job(3)).seconds == pytest.approx(17.0)
-
-
-def test_exchange_of_gradients_bounds_a_short_step() -> None:
-    """A ring over S slices sends 2 (S - 1) / S of 48 kB from each, over two hosts."""
-    layout = job(4, arrays=(weights(),))
-    rates = Rates(network_bytes_s=1000.0)
-    workload = Workload(global_batch=4, batch_axes=("data",), step_s=1.0)
-    step = StepPredictor(layout, workload, rates).step(layout)
-    assert step.exchange_s == pytest.approx(1.5 * 48_000 / 2000)
-    assert (step.bound, step.seconds) == ("exchange", step.exchange_s)
-
-
-def test_exchange_leaves_out_what_is_partitioned_over_slices_and_what_has_no_gradient() -> None:
-    arrays = (weights(), weights((("data",), ()), "experts"), weights(path="mu"))
-    workload = Workload(global_batch=4, batch_axes=("data",), gradient_paths=("w", "experts"))
-    layout = job(2, arrays=arrays)
-    step = StepPredictor(layout, workload, Rates(network_bytes_s=1000.0)).step(layout)
-    assert step.exchange_s == pytest.approx(48_000 / 2000)
-
-
-def test_step_without_a_known_time_is_a_ratio_only() -> None:
-    workload = Workload(global_batch=48, batch_axes=("data",))
-    step = StepPredictor(job(4), workload, Rates()).step(job(2))
-    assert (step.ratio, step.seconds, step.exchange_s) == (2.0, None, None)
-
-
 def test_goodput_of_a_cluster_that_is_down_a_tenth_of_the_time() -> None:
     assert goodput(mtbf_s=100.0, downtime_s=10.0) == pytest.approx(0.9)
 
@@ -161,8 +107,6 @@ def test_goodput_of_nonsense_is_refused(wrong: dict[str, float]) -> None:
         goodput(**wrong)
 
 
-def test_rates_and_workloads_that_are_not_positive_are_refused() -> None:
+def test_rates_that_are_not_positive_are_refused() -> None:
     with pytest.raises(UsageError, match="rates must be positive"):
         Rates(network_bytes_s=0.0)
-    with pytest.raises(UsageError, match="positive batch"):
-        Workload(global_batch=0, batch_axes=())
