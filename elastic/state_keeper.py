@@ -192,7 +192,10 @@ class StateKeeper:
         for host, arena in self._link.arenas().items():
             if host not in chosen:
                 continue
-            capturer = Capturer(arena, layout, host, chosen[host], num_threads=self._copy_threads)
+            own = [device_id for device_id, owner in hosts.items() if owner == host]
+            capturer = Capturer(
+                arena, layout, host, chosen[host], device_ids=own, num_threads=self._copy_threads
+            )
             shards = [(copy.path, copy.box) for copy in kept[host]]
             self._buddy_bytes[host] = required_bytes(make_static(host, layout, shards)) if shards else 0
             is_small = self._num_records <= SMALL_JOURNAL_RECORDS

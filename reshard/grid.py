@@ -15,7 +15,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.layout import ArrayLayout, MeshLayout, Spec, dim_edges
+from reshard.layout import ArrayLayout, Spec, dim_edges
+from reshard.mesh import MeshLayout
 
 Column = NDArray[np.int64]
 Edges = tuple[Column, ...]

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -18,74 +19,12 @@ import numpy.typing as npt
 from reshard.boxes import Box, volume
 from reshard.errors import UsageError
 from reshard.ids import HostId
+from reshard.mesh import MeshLayout
+
+__all__ = ["ArrayLayout", "Layout", "MeshLayout", "Spec", "dim_edges", "spec_from_partition"]
 
 Spec = tuple[tuple[str, ...], ...]
 """For each dimension of an array, the mesh axes that partition it, outermost first."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeshLayout:
-    """A logical mesh of devices and the host that owns each position.
-
-    `hosts` has one entry per mesh position, in C order of the axes. Raises `UsageError` when names
-    repeat, a size is not positive, or the counts do not agree.
-    """
-
-    axis_names: tuple[str, ...]
-    axis_sizes: tuple[int, ...]
-    hosts: tuple[HostId, ...]
-
-    def __post_init__(self) -> None:
-        if len(self.axis_names) != len(self.axis_sizes):
-            raise UsageError(f"{len(self.axis_names)} mesh axes but {len(self.axis_sizes)} sizes")
-        if len(set(self.axis_names)) != len(self.axis_names):
-            raise UsageError(f"mesh axis names repeat: {self.axis_names}")
-        if any(size < 1 for size in self.axis_sizes):
-            raise UsageError(f"mesh axis sizes must be at least 1, got {self.axis_sizes}")
-        if len(self.hosts) != self.num_devices:
-            raise UsageError(
-                f"a mesh of {self._describe()} has {self.num_devices} positions, got {len(self.hosts)} hosts"
-            )
-
-    def __hash__(self) -> int:
-        # Hashing thousands of hosts on every cache lookup would cost more than what the caches save.
-        return hash((self.axis_names, self.axis_sizes, self.hosts[0], self.hosts[-1]))
-
-    @property
-    def num_devices(self) -> int:
-        """The number of mesh positions."""
-        return math.prod(self.axis_sizes)
-
-    def axis_size(self, name: str) -> int:
-        """Return the size of an axis; raises `UsageError` for an axis the mesh does not have."""
-        if name not in self.axis_names:
-            raise UsageError(f"the mesh has no axis {name!r}, only {', '.join(self.axis_names) or 'none'}")
-        return self.axis_sizes[self.axis_names.index(name)]
-
-    def distinct_hosts(self) -> tuple[HostId, ...]:
-        """Return the hosts of the mesh, sorted, each once."""
-        return _numbered_hosts(self)[0]
-
-    def host_index(self) -> npt.NDArray[np.int64]:
-        """Return each position's host as an index into `distinct_hosts()`: `[num_devices]`, read-only."""
-        return _numbered_hosts(self)[1]
-
-    def part_index(self, axes: Sequence[str]) -> npt.NDArray[np.int64]:
-        """Return which part of a dim split over `axes`, outermost first, each position has: `[num_devices]`.
-
-        Raises `UsageError` for an axis the mesh does not have.
-        """
-        part = np.zeros((1,) * len(self.axis_sizes), np.int64)
-        for axis in axes:
-            size = self.axis_size(axis)
-            place = [size if name == axis else 1 for name in self.axis_names]
-            part = part * size + np.arange(size, dtype=np.int64).reshape(place)
-        return np.broadcast_to(part, self.axis_sizes).reshape(-1)
-
-    def _describe(self) -> str:
-        return (
-            "×".join(f"{n}={s}" for n, s in zip(self.axis_names, self.axis_sizes, strict=True)) or "no axes"
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,11 +87,16 @@ class Layout:
         if self.elastic_axis is not None:
             self.mesh.axis_size(self.elastic_axis)
         seen: set[str] = set()
+        fitting: set[tuple[tuple[int, ...], Spec, bool]] = set()
         for array in self.arrays:
             if array.path in seen:
                 raise UsageError(f"array {array.path!r} is listed twice", path=array.path)
             seen.add(array.path)
-            _check_fits(array, self.mesh)
+            # Layers repeat the same few shapes: thousands of arrays need few checks.
+            kind = (array.shape, array.spec, array.padded)
+            if kind not in fitting:
+                _check_fits(array, self.mesh)
+                fitting.add(kind)
 
     def boxes(self, array: ArrayLayout) -> tuple[Box, ...]:
         """Return the box of `array` at each mesh position, in C order."""
@@ -169,7 +113,7 @@ class Layout:
         that other axes stay inside a slice and the layout does not depend on which slice was lost.
         Raises `UsageError` when the devices do not factor or a dim no longer divides.
         """
-        ordered = sorted(hosts)
+        ordered = sorted(hosts, key=attrgetter("slice_index", "host_index"))
         if len(set(ordered)) != len(ordered):
             raise UsageError(f"hosts repeat: {', '.join(map(str, ordered))}")
         if not ordered or devices_per_host < 1:
@@ -190,7 +134,7 @@ class Layout:
         mesh = MeshLayout(
             axis_names=self.mesh.axis_names,
             axis_sizes=tuple(sizes.values()),
-            hosts=tuple(ordered[index] for index in grid.ravel()),
+            hosts=tuple(map(ordered.__getitem__, grid.ravel().tolist())),
         )
         return replace(self, mesh=mesh)
 
@@ -236,7 +180,7 @@ def _elastic_size(mesh: MeshLayout, axis: str, num_devices: int) -> int:
 
 def _check_fits(array: ArrayLayout, mesh: MeshLayout) -> None:
     for dim, (size, axes) in enumerate(zip(array.shape, array.spec, strict=True)):
-        num_parts = math.prod(mesh.axis_size(axis) for axis in axes)
+        num_parts = mesh.num_parts(axes)
         if size % num_parts and not array.padded:
             raise UsageError(
                 f"dim {dim} of {array.path!r} has size {size}, which axes {', '.join(axes)} "
@@ -247,20 +191,6 @@ def _check_fits(array: ArrayLayout, mesh: MeshLayout) -> None:
                 size=size,
                 num_parts=num_parts,
             )
-
-
-@lru_cache(maxsize=16)
-def _numbered_hosts(mesh: MeshLayout) -> tuple[tuple[HostId, ...], npt.NDArray[np.int64]]:
-    num_devices = mesh.num_devices
-    slices = np.fromiter((host.slice_index for host in mesh.hosts), np.int64, num_devices)
-    within = np.fromiter((host.host_index for host in mesh.hosts), np.int64, num_devices)
-    order = np.lexsort((within, slices))
-    is_next = np.diff(slices[order], prepend=-1) != 0
-    is_next |= np.diff(within[order], prepend=-1) != 0
-    index = np.empty(num_devices, np.int64)
-    index[order] = np.cumsum(is_next) - 1
-    index.flags.writeable = False
-    return tuple(mesh.hosts[position] for position in order[is_next].tolist()), index
 
 
 def _parts(
@@ -275,7 +205,7 @@ def _parts(
     counts: list[int] = []
     ranges: list[list[tuple[int, int]]] = []
     for size, axes in zip(shape, spec, strict=True):
-        edges = dim_edges(size, math.prod(mesh.axis_size(axis) for axis in axes))
+        edges = dim_edges(size, mesh.num_parts(axes))
         last = min(int(np.searchsorted(edges, size)), len(edges) - 2)
         part = part * (last + 1) + np.minimum(mesh.part_index(axes), last)
         counts.append(last + 1)

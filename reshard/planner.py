@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from reshard.assignment import Pattern, assign
+from reshard.assignment import assign
 from reshard.boxes import check_box, full_box, uncovered
 from reshard.errors import Box, MissingShardError
 from reshard.grid import BoxTable, Column, Edges, layout_edges, placement, refine, renumbered
@@ -22,6 +22,7 @@ from reshard.ids import HostId
 from reshard.layout import ArrayLayout, Layout
 from reshard.links import Links
 from reshard.matching import HeldBoxes, held_boxes, match
+from reshard.pattern import Pattern
 from reshard.plan import Plan
 from reshard.plan_rows import ArrayClass, PlanGroup, Rows
 from reshard.stock import HeldGroup, Stock

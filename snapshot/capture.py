@@ -8,7 +8,7 @@ memory copy, one hash, and a few microseconds, on several threads where there is
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -69,7 +69,8 @@ class Capturer:
     """Captures one host's selection of shards; made once per world.
 
     `selection` is the (path, box) set that the redundancy policy gives this host (`reshard.captures`);
-    `layout` that of the state (`snapshot.tree.layout_of`). `num_threads` copy at once (default: one for
+    `layout` that of the state (`snapshot.tree.layout_of`), `device_ids` are those of the host's devices
+    (default: all of this process). `num_threads` copy at once (default: one for
     each processor this process may use, four at most). `overlap` says whether `start` copies beside the
     loop (default: where device memory is not host memory). For one thread at a time.
     """
@@ -81,6 +82,7 @@ class Capturer:
         host: HostId,
         selection: Iterable[tuple[str, Box]],
         *,
+        device_ids: Collection[int] | None = None,
         num_threads: int | None = None,
         overlap: bool | None = None,
         clock: Callable[[], float] = time.perf_counter,
@@ -90,6 +92,7 @@ class Capturer:
         self._encoded = encode_static(self.static)
         self._nbytes = tuple(entry.nbytes for entry in self.static.shards)
         self._captured_bytes = sum(self._nbytes)
+        self._device_ids = device_ids
         self._team = shared_team(num_threads)
         self._arena = arena
         self._overlap = overlap
@@ -108,7 +111,7 @@ class Capturer:
 
         Raises what `capture` raises. What the slots hold stays.
         """
-        self._plan = plan_capture(state, self.static)
+        self._plan = plan_capture(state, self.static, self._device_ids)
         self._arena.map_slots()
 
     def capture(self, state: Any, *, step: int, generation: int, position: int) -> CaptureStats:
@@ -178,7 +181,7 @@ class Capturer:
         ready_s = self._clock()
         if self._plan is None or not self._plan.fits(leaves, treedef):
             self._plan = None
-            self._plan = plan_capture(state, self.static)
+            self._plan = plan_capture(state, self.static, self._device_ids)
         slot = self._arena.slot_for_write(self.slot_bytes, step)
         slot.prepare(self.static, self._encoded)
         slot.begin()

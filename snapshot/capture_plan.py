@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
 
 from reshard.boxes import Box, format_box
 from reshard.errors import UsageError
-from reshard.ids import HostId
 from reshard.layout import ArrayLayout
 from snapshot.device_buffers import byte_order, is_plain
 from snapshot.manifest import StaticManifest
-from snapshot.tree import HOST_LEAF_TYPES, box_of, flatten, is_prng_key, leaf_info
+from snapshot.shardings import box_of
+from snapshot.tree import HOST_LEAF_TYPES, flatten, is_prng_key, leaf_info
 
 KEEP_LEAVES = (
     "Keep every leaf's shape and dtype as `init` made them; it makes arrays of Python numbers (int32, say)."
@@ -58,10 +58,13 @@ class CapturePlan:
         return all(_is_as_planned(leaf, leaves[leaf.index]) for leaf in self.device_leaves)
 
 
-def plan_capture(state: Any, static: StaticManifest) -> CapturePlan:
+def plan_capture(
+    state: Any, static: StaticManifest, device_ids: Collection[int] | None = None
+) -> CapturePlan:
     """Find, for each shard of `static`, the leaf and the local device it is read from.
 
-    Raises UsageError, naming the leaf, when the state does not fit the layout.
+    `device_ids` are those of the host's devices, None for all of this process. Raises UsageError, naming
+    the leaf, when the state does not fit the layout.
     """
     flat = flatten(state)
     arrays = {array.path: array for array in static.layout.arrays}
@@ -75,7 +78,7 @@ def plan_capture(state: Any, static: StaticManifest) -> CapturePlan:
     host_leaves: list[PlannedLeaf] = []
     for index, (path, leaf) in enumerate(zip(flat.paths, flat.leaves, strict=True)):
         if targets[path]:
-            planned = _plan_leaf(index, arrays[path], leaf, targets[path], static)
+            planned = _plan_leaf(index, arrays[path], leaf, targets[path], static, device_ids)
             (host_leaves if planned.sharding is None else device_leaves).append(planned)
     return CapturePlan(
         treedef=flat.treedef, device_leaves=tuple(device_leaves), host_leaves=tuple(host_leaves)
@@ -83,7 +86,12 @@ def plan_capture(state: Any, static: StaticManifest) -> CapturePlan:
 
 
 def _plan_leaf(
-    index: int, array: ArrayLayout, leaf: Any, targets: dict[Box, int], static: StaticManifest
+    index: int,
+    array: ArrayLayout,
+    leaf: Any,
+    targets: dict[Box, int],
+    static: StaticManifest,
+    device_ids: Collection[int] | None,
 ) -> PlannedLeaf:
     info = leaf_info(array.path, leaf)
     if tuple(info.shape) != array.shape or str(info.dtype) != array.dtype:
@@ -96,7 +104,7 @@ def _plan_leaf(
     device_indexes = dict.fromkeys(targets, 0)
     if info.sharding is not None:
         data = jax.random.key_data(leaf) if is_key else leaf
-        device_indexes = _device_indexes(data, static)
+        device_indexes = _device_indexes(data, device_ids)
         by_address = next(iter(data.devices())).platform == "cpu" and is_plain(data)
     for box in targets:
         if box not in device_indexes:
@@ -119,17 +127,16 @@ def _plan_leaf(
     )
 
 
-def _device_indexes(array: jax.Array, static: StaticManifest) -> dict[Box, int]:
-    """Return, for each box on this host, the addressable index of a device that has it."""
-    hosts: dict[int, HostId] = {}
-    mesh = static.layout.mesh
-    if isinstance(array.sharding, NamedSharding) and array.sharding.mesh.size == mesh.num_devices:
-        devices = array.sharding.mesh.devices.flat
-        hosts = {device.id: host for device, host in zip(devices, mesh.hosts, strict=True)}
+def _device_indexes(array: jax.Array, device_ids: Collection[int] | None) -> dict[Box, int]:
+    """Return, for each box on the host's devices, the addressable index of one that has it.
+
+    An array on none of them (on one device of a process that plays several hosts) is read where it is.
+    """
+    shards = list(enumerate(array.addressable_shards))
+    own = [entry for entry in shards if device_ids is None or entry[1].device.id in device_ids]
     found: dict[Box, int] = {}
-    for index, shard in enumerate(array.addressable_shards):
-        if hosts.get(shard.device.id, static.host) == static.host:
-            found.setdefault(box_of(shard.index, array.shape), index)
+    for index, shard in own or shards:
+        found.setdefault(box_of(shard.index, array.shape), index)
     return found
 
 

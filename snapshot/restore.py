@@ -15,7 +15,8 @@ from reshard.errors import UsageError
 from reshard.layout import ArrayLayout
 from snapshot.copying import shared_team
 from snapshot.placing import StoredBoxes, TargetBox, place_boxes
-from snapshot.tree import LeafInfo, box_of, flatten, is_prng_key, key_impl, leaf_info, unflatten
+from snapshot.shardings import box_of
+from snapshot.tree import LeafInfo, flatten, is_prng_key, key_impl, leaf_info, unflatten
 
 _OTHER_STATE = (
     "Restore into a state of the same leaves, shapes and dtypes as was captured; give a new model another "

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from reshard.boxes import Box
 from reshard.errors import UsageError
 from reshard.ids import HostId
-from reshard.layout import ArrayLayout, Layout, MeshLayout, Spec, spec_from_partition
+from reshard.layout import ArrayLayout, Layout, MeshLayout
+from snapshot.shardings import SpecReader
 
 HOST_LEAF_TYPES = (np.ndarray, np.generic, bool, int, float, complex)
 
@@ -113,63 +113,33 @@ def target_of(tree: Any, mesh: Mesh | None = None) -> Any:
     return jax.tree_util.tree_map(struct, tree)
 
 
-def box_of(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
-    """Turn the slices of a device's shard into a box."""
-    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
-
-
 def layout_of(
     tree: Any, mesh: Mesh, host_of: Mapping[int, HostId], *, elastic_axis: str | None = None
 ) -> Layout:
     """Derive the layout of a state (arrays or ShapeDtypeStructs) on `mesh`.
 
     `host_of` gives the host of each device id of the mesh. Raises UsageError, naming the leaf, for one
-    that is partitioned in another way than a NamedSharding of this mesh.
+    whose sharding no partition spec of this mesh describes (`snapshot.shardings`).
     """
     flat = flatten(tree)
     try:
         hosts = tuple(host_of[device.id] for device in mesh.devices.flat)
     except KeyError as error:
         raise UsageError(f"device {error} of the mesh has no host") from None
+    sizes = tuple(int(size) for size in mesh.devices.shape)
+    mesh_layout = MeshLayout(axis_names=tuple(map(str, mesh.axis_names)), axis_sizes=sizes, hosts=hosts)
+    reader = SpecReader(mesh, mesh_layout)
     arrays: list[ArrayLayout] = []
     for path, leaf in zip(flat.paths, flat.leaves, strict=True):
         info = leaf_info(path, leaf)
+        shape = tuple(info.shape)
         arrays.append(
             ArrayLayout(
                 path=path,
-                shape=tuple(info.shape),
+                shape=shape,
                 dtype=str(info.dtype),
                 itemsize=info.dtype.itemsize,
-                spec=_spec(path, info, mesh),
+                spec=reader.spec(path, shape, info.sharding, is_array=isinstance(leaf, jax.Array)),
             )
         )
-    sizes = tuple(int(size) for size in mesh.devices.shape)
-    mesh_layout = MeshLayout(axis_names=tuple(map(str, mesh.axis_names)), axis_sizes=sizes, hosts=hosts)
     return Layout(mesh=mesh_layout, arrays=tuple(arrays), elastic_axis=elastic_axis)
-
-
-def on_mesh(sharding: Any, mesh: Mesh) -> bool:
-    """Tell whether a sharding partitions over this mesh: same axes, same devices in the same order."""
-    if not isinstance(sharding, NamedSharding):
-        return False
-    other = sharding.mesh
-    return other is mesh or (
-        tuple(other.axis_names) == tuple(mesh.axis_names)
-        and isinstance(other, Mesh)
-        and other.devices.shape == mesh.devices.shape
-        and all(a is b for a, b in zip(other.devices.flat, mesh.devices.flat, strict=True))
-    )
-
-
-def _spec(path: str, info: LeafInfo, mesh: Mesh) -> Spec:
-    sharding = info.sharding
-    if sharding is None or sharding.is_fully_replicated:
-        return ((),) * len(info.shape)
-    if on_mesh(sharding, mesh):
-        entries = tuple(sharding.spec) + (None,) * (len(info.shape) - len(sharding.spec))
-        return spec_from_partition(entries)
-    raise UsageError(
-        f"leaf {path} has sharding {sharding}, not a NamedSharding of the mesh {dict(mesh.shape)}",
-        remedy="Give the jitted step out_shardings of this mesh, or jax.device_put the leaf.",
-        path=path,
-    )

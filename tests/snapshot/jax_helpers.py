@@ -21,9 +21,10 @@ from snapshot.capture import Capturer
 from snapshot.checksum import checksum
 from snapshot.device_buffers import shard_bytes
 from snapshot.manifest import Manifest
+from snapshot.shardings import box_of
 from snapshot.slot_reader import SlotReader
 from snapshot.source import ShardSource
-from snapshot.tree import box_of, flatten, is_prng_key, layout_of
+from snapshot.tree import flatten, is_prng_key, layout_of
 
 HOSTS = tuple(HostId(index) for index in range(4))
 
@@ -35,6 +36,10 @@ def make_mesh(num_slices: int = 4) -> Mesh:
 
 def hosts_of(mesh: Mesh) -> dict[int, HostId]:
     return {device.id: HostId(index // 2) for index, device in enumerate(mesh.devices.flat)}
+
+
+def device_ids_of(mesh: Mesh, host: HostId) -> list[int]:
+    return [device_id for device_id, owner in hosts_of(mesh).items() if owner == host]
 
 
 def device_checksums(state: Any) -> dict[tuple[str, Box, int], int]:
@@ -99,7 +104,7 @@ def captured(
     for host, selection in captures(layout, replicas).items():
         arena = Arena.create("job", host, root=root)
         arenas.append(arena)
-        capturer = Capturer(arena, layout, host, selection)
+        capturer = Capturer(arena, layout, host, selection, device_ids=device_ids_of(mesh, host))
         arena.reserve(capturer.slot_bytes)
         capturer.capture(state, step=step, generation=1, position=step * 8)
     try:
