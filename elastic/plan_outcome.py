@@ -18,6 +18,7 @@ from reshard.layout import Layout
 from reshard.plan import Plan
 from reshard.planner import make_plan
 from reshard.stock import Stock
+from snapshot.buddy_slots import NUM_SLOTS
 
 Clock = Callable[[], float]
 
@@ -90,6 +91,7 @@ def host_memory(setting: Setting, kept: Kept, layout: Layout, *, stage_bytes: in
     return HostMemory(
         slots=snapshots.slots,
         captured_bytes=captured,
+        copies_slots=NUM_SLOTS,
         copies_bytes=max(bytes_by_host(kept.copies, layout).values(), default=0),
         stage_bytes=stage_bytes,
         persisted_bytes=captured if snapshots.persisted else 0,

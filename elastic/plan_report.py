@@ -31,12 +31,13 @@ class Described:
 class HostMemory:
     """What snapshots take of a host's memory, on the fullest host; `limit_bytes` is what there is, if known.
 
-    `captured_bytes` and `copies_bytes` are those of one snapshot; `stage_bytes` is room for what a recovery
-    fetches; `persisted_bytes` for a snapshot that waits to be written to disk.
+    `captured_bytes` and `copies_bytes` (for other slices) are those of one snapshot, kept in so many slots;
+    `stage_bytes` is room for what a recovery fetches; `persisted_bytes` for a snapshot on its way to disk.
     """
 
     slots: int
     captured_bytes: int
+    copies_slots: int
     copies_bytes: int
     stage_bytes: int
     persisted_bytes: int
@@ -45,9 +46,8 @@ class HostMemory:
     @property
     def total_bytes(self) -> int:
         """All of it."""
-        return (
-            self.slots * (self.captured_bytes + self.copies_bytes) + self.stage_bytes + self.persisted_bytes
-        )
+        own_bytes = self.slots * self.captured_bytes + self.persisted_bytes
+        return own_bytes + self.copies_slots * self.copies_bytes + self.stage_bytes
 
     @property
     def fits(self) -> bool | None:

@@ -123,8 +123,8 @@ def _memory_table(assessment: Assessment) -> RenderableType:
     )
     table.add_row(f"  {host.slots} slots of its own", format_bytes(host.slots * host.captured_bytes), "", "")
     if host.copies_bytes:
-        copies = format_bytes(host.slots * host.copies_bytes)
-        table.add_row(f"  {host.slots} slots of copies for other slices", copies, "", "")
+        copies = format_bytes(host.copies_slots * host.copies_bytes)
+        table.add_row(f"  {host.copies_slots} slots of copies for other slices", copies, "", "")
     table.add_row("  what a recovery fetches", format_bytes(host.stage_bytes), "", "")
     if host.persisted_bytes:
         table.add_row("  one on its way to disk", format_bytes(host.persisted_bytes), "", "")

@@ -175,7 +175,7 @@ def test_host_memory_is_slots_of_all_that_is_kept_and_what_is_fetched() -> None:
     assert memory.captured_bytes == 800  # 16 parts of 400 bytes on 8 hosts
     assert memory.copies_bytes == 800
     assert memory.persisted_bytes == 800
-    assert memory.total_bytes == 3 * 1600 + memory.stage_bytes + 800
+    assert memory.total_bytes == 3 * 800 + 2 * 800 + memory.stage_bytes + 800
     assert memory.stage_bytes > 0
     assert (memory.limit_bytes, memory.fits) == (0.5e6, True)
 
