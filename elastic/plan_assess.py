@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from elastic.plan_outcome import Clock, device_memory, gone, host_memory, lose, predicted_step, rejoin
-from elastic.plan_report import SCHEMA, Assessment, Described, HostMemory, Outcome
-from elastic.plan_setting import Kept, Setting, lonely_slices
+from elastic.plan_report import SCHEMA, Assessment, Described, HostMemory, Outcome, Step
+from elastic.plan_setting import Kept, Setting, sole_holders
 from reshard.accelerators import FIGURES
 from reshard.cost import goodput
 from reshard.errors import UsageError
+from reshard.layout import Layout
 
 MAX_PLANNED_HOSTS = 64
 """On more hosts only the first, the middle and the last slice's loss is planned; all others are checked."""
@@ -30,17 +31,20 @@ def assess(
         if wrong:
             raise UsageError(f"the cluster has slices 0 to {num_slices - 1}, not {wrong[0]}")
     kept = setting.keep(setting.layout)
-    lonely = lonely_slices(kept.all())
-    singles = _singles(setting, lonely, every_slice=every_slice)
-    outcomes = [
-        gone(lost, *lonely[lost[0]])
-        if len(lost) == 1 and lost[0] in lonely
-        else lose(setting, kept, lost, clock)
-        for lost in losses or [(index,) for index in singles]
-    ]
-    going_on = next((found for found in outcomes if found.move is not None), None)
-    if going_on is not None:
-        outcomes.append(rejoin(setting, going_on.slices, clock))
+    sole = sole_holders(kept.all())
+    singles = _singles(setting, sole, every_slice=every_slice)
+    outcomes: list[Outcome] = []
+    changed: Layout | None = None
+    for lost in losses or [(index,) for index in singles]:
+        if len(lost) == 1 and lost[0] in sole:
+            outcomes.append(gone(lost, *sole[lost[0]]))
+            continue
+        outcome, layout = lose(setting, kept, lost, clock)
+        outcomes.append(outcome)
+        if changed is None and layout is not None:
+            changed, away = layout, lost
+    if changed is not None:
+        outcomes.append(rejoin(setting, changed, away, clock))
     value, note = _goodput(setting, outcomes)
     return Assessment(
         schema=SCHEMA,
@@ -57,12 +61,12 @@ def assess(
     )
 
 
-def _singles(setting: Setting, lonely: Iterable[int], *, every_slice: bool) -> list[int]:
+def _singles(setting: Setting, sole: Iterable[int], *, every_slice: bool) -> list[int]:
     """Return the slices whose loss is planned: all, or a few and those that alone hold something."""
     num_slices = setting.plan.cluster.slices
     if every_slice or len(setting.hosts) <= MAX_PLANNED_HOSTS:
         return list(range(num_slices))
-    return sorted({0, num_slices // 2, num_slices - 1, *lonely})
+    return sorted({0, num_slices // 2, num_slices - 1, *sole})
 
 
 def _fullest_host(setting: Setting, kept: Kept, outcomes: Sequence[Outcome]) -> HostMemory:
@@ -93,11 +97,16 @@ def _described(setting: Setting) -> Described:
 
 def _step_note(setting: Setting) -> str:
     training = setting.plan.training
-    if setting.step_s is None:
-        return "give training.step_s, or tokens_per_row"
     if training.step_s is not None:
         return "from the plan file"
+    if setting.step.step(setting.layout).seconds is None:
+        return "give training.step_s, or tokens_per_row"
     return f"6 operations a parameter and token, at {training.utilisation:.0%} of the peak"
+
+
+def _slowdown(setting: Setting, step: Step) -> float:
+    whole = predicted_step(setting, setting.layout)
+    return step.ratio if whole.seconds is None or step.seconds is None else step.seconds / whole.seconds
 
 
 def _goodput(setting: Setting, outcomes: Sequence[Outcome]) -> tuple[float | None, str]:
@@ -113,7 +122,8 @@ def _goodput(setting: Setting, outcomes: Sequence[Outcome]) -> tuple[float | Non
         mtbf_s=recovery.mtbf_s,
         downtime_s=sum(move.downtime_s for move in moves),
         slow_s=recovery.repair_s,
-        slow_ratio=max(loss.step.ratio, 1.0),
+        slow_ratio=max(_slowdown(setting, loss.step), 1.0),
+        overhead=setting.plan.snapshots.stall,
     )
     unknown = [phase.name for phase in loss.phases if phase.seconds is None]
     return value, f"without {', '.join(unknown)}, which are not known" if unknown else ""

@@ -106,12 +106,16 @@ class TrainingTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class SnapshotsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[snapshots]`: slices that keep each shard, slots a host, and steps between two snapshots."""
+    """`[snapshots]`: slices that keep each shard, slots a host, and steps between two snapshots.
+
+    `stall` is the part of a step that training is held up by them; `persisted`: they go to disk too.
+    """
 
     replicas: Count = 2
     slots: Annotated[int, Meta(ge=2)] = 2
     every_steps: Count = 1
     persisted: bool = False
+    stall: Annotated[float, Meta(ge=0, lt=1)] = 0.0
 
 
 class RecoveryTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -23,14 +23,19 @@ from snapshot.buddy_slots import NUM_SLOTS
 Clock = Callable[[], float]
 
 
-def lose(setting: Setting, kept: Kept, slices: tuple[int, ...], clock: Clock) -> Outcome:
-    """Return what losing these slices, memory and all, leads to; `kept` is what the whole job keeps."""
+def lose(
+    setting: Setting, kept: Kept, slices: tuple[int, ...], clock: Clock
+) -> tuple[Outcome, Layout | None]:
+    """Return what losing these slices, memory and all, leads to, and the layout that it goes on with, if any.
+
+    `kept` is what the whole job keeps.
+    """
     lost = {host for host in setting.hosts if host.slice_index in slices}
     survivors = [host for host in setting.hosts if host not in lost]
     num_left = setting.plan.cluster.slices - len(slices)
     if num_left < setting.plan.recovery.min_slices:
         reason = f"{num_left} slices are left, the minimum is {setting.plan.recovery.min_slices}: it waits"
-        return Outcome(event="loss", slices=slices, verdict="waits", reason=reason)
+        return Outcome(event="loss", slices=slices, verdict="waits", reason=reason), None
     stock = kept.all().without(lost)
     choice = choose(setting, survivors, stock)
     if choice.layout is None:
@@ -39,8 +44,8 @@ def lose(setting: Setting, kept: Kept, slices: tuple[int, ...], clock: Clock) ->
         try:
             outcome = _moved(setting, "loss", slices, stock, choice.layout, clock)
         except MissingShardError as error:
-            return gone(slices, error.path, error.box)
-    return replace(outcome, candidates=choice.candidates, explanation=choice.explain())
+            return gone(slices, error.path, error.box), None
+    return replace(outcome, candidates=choice.candidates, explanation=choice.explain()), choice.layout
 
 
 def gone(slices: tuple[int, ...], path: str, box: Box) -> Outcome:
@@ -50,14 +55,12 @@ def gone(slices: tuple[int, ...], path: str, box: Box) -> Outcome:
     return Outcome(event="loss", slices=slices, verdict="state is gone", missing=missing)
 
 
-def rejoin(setting: Setting, slices: tuple[int, ...], clock: Clock) -> Outcome:
-    """Return what it takes when these slices come back, empty, to a job that went on without them."""
-    survivors = [host for host in setting.hosts if host.slice_index not in slices]
-    stock = setting.keep(choose(setting, survivors).require()).all()
-    return _moved(setting, "return", slices, stock, setting.layout, clock)
+def rejoin(setting: Setting, layout: Layout, slices: tuple[int, ...], clock: Clock) -> Outcome:
+    """Return what it takes when these slices come back, empty, to a job that went on in `layout`."""
+    return _moved(setting, "return", slices, setting.keep(layout).all(), setting.layout, clock)
 
 
-def choose(setting: Setting, hosts: Iterable[HostId], stock: Stock | None = None) -> LayoutChoice:
+def choose(setting: Setting, hosts: Iterable[HostId], stock: Stock) -> LayoutChoice:
     """Return the layout for these hosts, and what else there was; `stock` is what they hold."""
     device_bytes = setting.accelerator.value("device_memory_bytes")
     limits = Limits(
@@ -67,7 +70,7 @@ def choose(setting: Setting, hosts: Iterable[HostId], stock: Stock | None = None
         replicas=setting.plan.snapshots.replicas,
         snapshot_slots=setting.plan.snapshots.slots,
     )
-    step_s, repair_s = setting.step_s, setting.plan.recovery.repair_s
+    step_s, repair_s = predicted_step(setting, setting.layout).seconds, setting.plan.recovery.repair_s
     horizon_steps = HORIZON_STEPS
     if step_s is not None and repair_s is not None:
         horizon_steps = max(1, round(repair_s / step_s))

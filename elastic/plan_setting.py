@@ -40,14 +40,13 @@ class Kept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A described job on its whole cluster; `step_s` and `shm_bytes` (of one host) may be None."""
+    """A described job on its whole cluster; `shm_bytes` is what a host has for snapshots, None if unknown."""
 
     plan: PlanFile
     accelerator: Accelerator
     chips_per_host: int
     rates: Rates
     layout: Layout
-    step_s: float | None
     step: StepPredictor
     shm_bytes: float | None
 
@@ -68,7 +67,8 @@ class Setting:
         workload = Workload(
             global_batch=plan.training.global_batch,
             batch_axes=plan.training.batch_axes,
-            step_s=step_time(plan, accelerator, model.active_parameters, layout.mesh.num_devices),
+            step_s=plan.training.step_s,
+            compute_s=least_compute_s(plan, accelerator, model.active_parameters, layout.mesh.num_devices),
             gradient_paths=model.gradient_paths,
         )
         rates = Rates.of(accelerator, request_s=plan.cluster.request_s)
@@ -80,7 +80,6 @@ class Setting:
             chips_per_host=int(chips),
             rates=rates,
             layout=layout,
-            step_s=workload.step_s,
             step=StepPredictor(layout, workload, rates),
             # A tmpfs has half of the memory unless it is mounted with another size.
             shm_bytes=shm if shm is not None or memory is None else memory / 2,
@@ -112,18 +111,16 @@ def describe_accelerator(cluster: ClusterTable) -> Accelerator:
     return accelerator.with_figures(cluster.figures, source="the plan file")
 
 
-def step_time(
+def least_compute_s(
     plan: PlanFile, accelerator: Accelerator, active_parameters: int | None, num_devices: int
 ) -> float | None:
-    """Return how long a step of the whole cluster takes, in seconds; None when the file does not tell.
+    """Return the seconds that a step's operations take on the whole cluster; None when it is not told.
 
-    Without a measured time: 6 operations for each parameter a token passes through, at the part of the peak
-    that the file says. Attention itself is left out. Source: https://arxiv.org/abs/2001.08361, section 2.1.
+    6 operations for each parameter that a token passes through, at the part of the peak that the file says.
+    Attention itself is left out. Source: https://arxiv.org/abs/2001.08361, section 2.1.
     """
     training = plan.training
     peak = accelerator.value("peak_flops_s")
-    if training.step_s is not None:
-        return training.step_s
     if training.tokens_per_row is None or active_parameters is None or peak is None:
         return None
     operations = 6.0 * active_parameters * training.global_batch * training.tokens_per_row
@@ -141,7 +138,7 @@ def bytes_by_host(stock: Stock, layout: Layout) -> dict[HostId, int]:
     return dict(zip(stock.hosts, total.tolist(), strict=True))
 
 
-def lonely_slices(stock: Stock) -> dict[int, tuple[str, Box]]:
+def sole_holders(stock: Stock) -> dict[int, tuple[str, Box]]:
     """Return the slices that alone hold something, with the first such array and its first such box.
 
     Boxes of one array must not overlap unless they are equal, as is so for those of one layout.

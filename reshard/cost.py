@@ -14,25 +14,21 @@ Planning itself is not predicted: who asks has just planned, and can say how lon
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from reshard.accelerators import Accelerator
+from reshard.candidates import group_arrays
 from reshard.errors import UsageError
+from reshard.fits import part_shape
 from reshard.ids import HostId
-from reshard.layout import ArrayLayout, Layout, Spec
+from reshard.layout import Layout
 
 __all__ = [
-    "Alike",
     "Phase",
     "Rates",
     "device_bytes",
     "goodput",
-    "group_alike",
-    "num_parts",
-    "part_bytes",
     "predict_restore",
     "predict_transfer",
 ]
@@ -109,31 +105,11 @@ def predict_restore(rates: Rates, nbytes: int) -> Phase:
 
 def device_bytes(layout: Layout) -> int:
     """Return the bytes of the state on the fullest device, padding included."""
-    return sum(num_arrays * part_bytes(layout, alike) for alike, num_arrays in group_alike(layout.arrays))
-
-
-class Alike(NamedTuple):
-    """What the bytes of an array depend on: thousands of arrays are alike in a few ways."""
-
-    shape: tuple[int, ...]
-    spec: Spec
-    itemsize: int
-
-
-def group_alike(arrays: Iterable[ArrayLayout]) -> Iterable[tuple[Alike, int]]:
-    """Return the kinds of arrays there are, and how many of each."""
-    return Counter(Alike(array.shape, array.spec, array.itemsize) for array in arrays).items()
-
-
-def part_bytes(layout: Layout, alike: Alike) -> int:
-    """Return the bytes that a device stores of one such array, padding included."""
-    shape = zip(alike.shape, alike.spec, strict=True)
-    return math.prod(-(-size // num_parts(layout, axes)) for size, axes in shape) * alike.itemsize
-
-
-def num_parts(layout: Layout, axes: tuple[str, ...]) -> int:
-    """Return into how many parts these axes cut a dim."""
-    return math.prod(layout.mesh.axis_size(axis) for axis in axes)
+    sizes = dict(zip(layout.mesh.axis_names, layout.mesh.axis_sizes, strict=True))
+    return sum(
+        len(paths) * math.prod(part_shape(alike.shape, alike.spec, sizes)) * alike.itemsize
+        for alike, paths in group_arrays(layout.arrays).items()
+    )
 
 
 def goodput(

@@ -1,6 +1,6 @@
 """What a change of topology does to the step: the same work on fewer chips, and gradients over fewer slices.
 
-    compute  = step before × (rows a replica × replicas / chips × padding, after) / (the same before)
+    compute  = before × (rows a replica × replicas / chips × padding, after) / (the same before)
     exchange = 2 (S - 1) / S × gradient bytes / (hosts a slice × network rate), S slices
     step     = max(compute, exchange): they overlap
 
@@ -14,10 +14,12 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from reshard.candidates import Groups, group_arrays
 from reshard.choice_figures import Figures
-from reshard.cost import Rates, group_alike, num_parts, part_bytes, predict_restore, predict_transfer
+from reshard.cost import Rates, predict_restore, predict_transfer
 from reshard.errors import UsageError
-from reshard.layout import ArrayLayout, Layout
+from reshard.fits import part_shape
+from reshard.layout import Layout
 
 __all__ = ["StepCost", "StepPredictor", "Workload"]
 
@@ -26,16 +28,19 @@ __all__ = ["StepCost", "StepPredictor", "Workload"]
 class Workload:
     """What one step works on: rows of the global batch over `batch_axes`, and the time it takes where known.
 
+    `step_s` is that of a measured step; without one, `compute_s` is what its compute takes at least.
     `gradient_paths` are the arrays whose gradients are summed over the replicas; None stands for all.
     """
 
     global_batch: int
     batch_axes: tuple[str, ...]
     step_s: float | None = None
+    compute_s: float | None = None
     gradient_paths: Collection[str] | None = None
 
     def __post_init__(self) -> None:
-        if self.global_batch < 1 or (self.step_s is not None and not self.step_s > 0):
+        times = (self.step_s, self.compute_s)
+        if self.global_batch < 1 or any(time_s is not None and not time_s > 0 for time_s in times):
             raise UsageError(f"a workload needs a positive batch and step time, got {self}")
 
 
@@ -78,21 +83,27 @@ class StepPredictor:
         self._workload = workload
         self._rates = rates
         self._work = self._work_per_device(reference)
+        self._compute_s = workload.compute_s if workload.step_s is None else workload.step_s
+        self._part_exchanged = 1.0
+        exchange_s = self._exchange_s(reference)
+        if workload.step_s is not None and exchange_s is not None and exchange_s > workload.step_s:
+            # The step was seen to be shorter: what is really exchanged is less (a smaller dtype, say).
+            self._part_exchanged = workload.step_s / exchange_s
 
     def step(self, layout: Layout) -> StepCost:
         """Return the predicted step of `layout`."""
         ratio = self._work_per_device(layout) / self._work
-        step_s = self._workload.step_s
+        exchange_s = self._exchange_s(layout)
         return StepCost(
             ratio=ratio,
-            compute_s=None if step_s is None else step_s * ratio,
-            exchange_s=self._exchange_s(layout),
+            compute_s=None if self._compute_s is None else self._compute_s * ratio,
+            exchange_s=None if exchange_s is None else exchange_s * self._part_exchanged,
         )
 
     def step_s(self, layout: Layout, figures: Figures) -> float:
         """See `reshard.choice_figures.Costs`."""
         step = self.step(layout)
-        return max(step.ratio if step.compute_s is None else step.compute_s, step.exchange_s or 0.0)
+        return step.ratio if step.seconds is None else step.seconds
 
     def move_s(self, layout: Layout, figures: Figures) -> float:
         """See `reshard.choice_figures.Costs`: transfer to the host that receives most, then restore."""
@@ -101,13 +112,15 @@ class StepPredictor:
         return (transfer or 0.0) + (predict_restore(self._rates, figures.device_bytes).seconds or 0.0)
 
     def _work_per_device(self, layout: Layout) -> float:
-        num_replicas = num_parts(layout, self._workload.batch_axes)
+        sizes = _axis_sizes(layout)
+        num_replicas = math.prod(layout.mesh.axis_size(axis) for axis in self._workload.batch_axes)
         rows = -(-self._workload.global_batch // num_replicas)
         stored = real = 0
-        for alike, num_arrays in group_alike(self._trained(layout)):
-            parts = math.prod(num_parts(layout, axes) for axes in alike.spec)
-            stored += num_arrays * part_bytes(layout, alike) * parts
-            real += num_arrays * math.prod(alike.shape) * alike.itemsize
+        for alike, paths in self._trained(layout).items():
+            num_parts = math.prod(sizes[axis] for axes in alike.spec for axis in axes)
+            part = math.prod(part_shape(alike.shape, alike.spec, sizes))
+            stored += len(paths) * part * num_parts * alike.itemsize
+            real += len(paths) * math.prod(alike.shape) * alike.itemsize
         return rows * num_replicas / layout.mesh.num_devices * (stored / real if real else 1.0)
 
     def _exchange_s(self, layout: Layout) -> float | None:
@@ -116,13 +129,17 @@ class StepPredictor:
         hosts = layout.mesh.distinct_hosts()
         num_slices = len({host.slice_index for host in hosts})
         nbytes = sum(
-            array.nbytes
-            for array in self._trained(layout)
-            if all(layout.elastic_axis not in axes for axes in array.spec)
+            len(paths) * math.prod(alike.shape) * alike.itemsize
+            for alike, paths in self._trained(layout).items()
+            if all(layout.elastic_axis not in axes for axes in alike.spec)
         )
         hosts_per_slice = len(hosts) / num_slices
         return 2 * (num_slices - 1) / num_slices * nbytes / (hosts_per_slice * self._rates.network_bytes_s)
 
-    def _trained(self, layout: Layout) -> list[ArrayLayout]:
+    def _trained(self, layout: Layout) -> Groups:
         paths = self._workload.gradient_paths
-        return [array for array in layout.arrays if paths is None or array.path in paths]
+        return group_arrays(array for array in layout.arrays if paths is None or array.path in paths)
+
+
+def _axis_sizes(layout: Layout) -> dict[str, int]:
+    return dict(zip(layout.mesh.axis_names, layout.mesh.axis_sizes, strict=True))

@@ -104,3 +104,12 @@ def test_parts_that_do_not_fit_together_are_refused(old: str, new: str, message:
 def test_model_without_arrays_is_refused() -> None:
     with pytest.raises(UsageError, match="no arrays"):
         describe_model(ModelTable())
+
+
+def test_tokens_pass_through_some_of_the_experts() -> None:
+    """Of three matrices of 8 × 32 in each of 4 experts and 2 layers, half are active."""
+    all_of_them = describe_model(tiny(experts=4, experts_per_token=4)).active_parameters
+    half = describe_model(tiny(experts=4, experts_per_token=2)).active_parameters
+    assert all_of_them is not None
+    assert half == all_of_them - 3 * 8 * 32 * 2 * 2
+    assert describe_model(tiny(experts=4)).active_parameters is None

@@ -14,7 +14,7 @@ from elastic.plan_assess import MAX_PLANNED_HOSTS, assess
 from elastic.plan_file import parse_plan
 from elastic.plan_outcome import lose, rejoin
 from elastic.plan_report import Assessment, Outcome
-from elastic.plan_setting import STEP, Setting, bytes_by_host, lonely_slices
+from elastic.plan_setting import STEP, Setting, bytes_by_host, sole_holders
 from reshard.errors import UsageError
 from reshard.holdings import Holding
 from reshard.ids import HostId
@@ -35,7 +35,7 @@ def setting(*changes: tuple[str, str]) -> Setting:
 
 
 def loss(found: Setting, *slices: int) -> Outcome:
-    return lose(found, found.keep(found.layout), slices, clock())
+    return lose(found, found.keep(found.layout), slices, clock())[0]
 
 
 def answer(*changes: tuple[str, str], losses: tuple[tuple[int, ...], ...] = ()) -> Assessment:
@@ -60,7 +60,10 @@ def test_loss_moves_what_each_host_needs_and_did_not_capture() -> None:
 
 
 def test_return_of_a_slice_moves_all_it_needs() -> None:
-    outcome = rejoin(setting(), (3,), clock())
+    found = setting()
+    _, layout = lose(found, found.keep(found.layout), (3,), clock())
+    assert layout is not None
+    outcome = rejoin(found, layout, (3,), clock())
     assert outcome.move is not None
     assert outcome.move.bytes_moved >= 6400
     assert outcome.move.busiest_target is not None
@@ -131,7 +134,9 @@ def test_loss_of_several_is_refused_exactly_when_they_alone_have_a_box() -> None
     assert all(len(slices) == 2 for slices in holders.values())
     for pair in itertools.combinations(range(4), 2):
         is_gone = any(slices <= set(pair) for slices in holders.values())
-        assert lose(found, kept, pair, clock()).verdict == ("state is gone" if is_gone else "goes on"), pair
+        assert lose(found, kept, pair, clock())[0].verdict == ("state is gone" if is_gone else "goes on"), (
+            pair
+        )
 
 
 def test_job_below_its_minimum_waits() -> None:
@@ -204,6 +209,14 @@ def test_goodput_counts_both_changes_and_the_slow_steps_between() -> None:
     assert found.goodput_note == "without detect, fence, rebuild, which are not known"
 
 
+def test_goodput_leaves_out_what_snapshots_hold_up() -> None:
+    losses = ("[training]", "[recovery]\nmtbf_s = 1000.0\nrepair_s = 300.0\n\n[training]")
+    stall = ("[mesh]", "[snapshots]\nstall = 0.1\n\n[mesh]")
+    without = answer(losses).goodput
+    assert without is not None
+    assert answer(losses, stall).goodput == pytest.approx(0.9 * without)
+
+
 def test_goodput_is_only_told_when_losses_are() -> None:
     assert answer().goodput is None
     refused = answer(ONE_COPY, SPREAD, ("[mesh]", "[recovery]\nmtbf_s = 1.0\nrepair_s = 1.0\n\n[mesh]"))
@@ -229,7 +242,7 @@ def test_few_slices_of_a_large_cluster_are_planned_and_all_are_checked() -> None
     assert len(found.only_checked) == 30
     refused = answer(large, ONE_COPY)
     gone = {o.slices[0] for o in refused.outcomes if o.verdict == "state is gone"}
-    assert gone == set(lonely_slices(setting(large, ONE_COPY).keep(setting(large).layout).all()))
+    assert gone == set(sole_holders(setting(large, ONE_COPY).keep(setting(large).layout).all()))
     assert gone
 
 
@@ -242,7 +255,7 @@ def test_asked_losses_are_planned_and_no_others() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 1), st.integers(0, 3)), min_size=1))
-def test_lonely_slices_are_those_that_alone_hold_a_box(held: list[tuple[int, int, int]]) -> None:
+def test_sole_holders_are_those_that_alone_hold_a_box(held: list[tuple[int, int, int]]) -> None:
     """Holdings of (slice, host, part) of one array in four parts."""
     stock = Stock.of_holdings(
         [
@@ -253,7 +266,7 @@ def test_lonely_slices_are_those_that_alone_hold_a_box(held: list[tuple[int, int
     )
     slices_of = {part: {s for s, _, p in held if p == part} for _, _, part in held}
     expected = {min(slices) for slices in slices_of.values() if len(slices) == 1}
-    found = lonely_slices(stock)
+    found = sole_holders(stock)
     assert set(found) == expected
     for index, (path, box) in found.items():
         assert path == "w"
@@ -273,3 +286,13 @@ def test_lonely_slices_are_those_that_alone_hold_a_box(held: list[tuple[int, int
 def test_setting_that_does_not_hold_together_is_refused(old: str, new: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         setting((old, new))
+
+
+def test_step_is_worked_out_from_operations_where_it_is_not_known() -> None:
+    """6 × 1,600 parameters × 96 rows × 10 tokens over 16 chips of 1,000 operations a second, half used."""
+    found = answer(
+        ("step_s = 6.0", "tokens_per_row = 10\nutilisation = 0.5"),
+        ("host_network_bytes_s = 1000.0", "host_network_bytes_s = 1e9\npeak_flops_s = 1000.0"),
+    )
+    assert found.step.seconds == pytest.approx(6 * 1600 * 960 / (16 * 1000 * 0.5))
+    assert found.step_note == "6 operations a parameter and token, at 50% of the peak"

@@ -58,10 +58,19 @@ def test_exchange_of_gradients_bounds_a_short_step() -> None:
     """A ring over S slices sends 2 (S - 1) / S of 48 kB from each, over two hosts."""
     layout = job(4, arrays=(weights(),))
     rates = Rates(network_bytes_s=1000.0)
-    workload = Workload(global_batch=4, batch_axes=("data",), step_s=1.0)
+    workload = Workload(global_batch=4, batch_axes=("data",), compute_s=1.0)
     step = StepPredictor(layout, workload, rates).step(layout)
     assert step.exchange_s == pytest.approx(1.5 * 48_000 / 2000)
     assert (step.bound, step.seconds) == ("exchange", step.exchange_s)
+
+
+def test_measured_step_is_believed_where_the_exchange_would_take_longer() -> None:
+    """Over two slices a ring sends 2 × 1 / 2 of the bytes, over four 2 × 3 / 4."""
+    arrays = (weights(),)
+    workload = Workload(global_batch=4, batch_axes=("data",), step_s=3.0)
+    predictor = StepPredictor(job(4, arrays=arrays), workload, Rates(network_bytes_s=1000.0))
+    assert predictor.step(job(4, arrays=arrays)).seconds == pytest.approx(3.0)
+    assert predictor.step(job(2, arrays=arrays)).exchange_s == pytest.approx(2.0)
 
 
 def test_exchange_leaves_out_what_is_partitioned_over_slices_and_what_has_no_gradient() -> None:
