@@ -14,7 +14,7 @@ from reshard.errors import UsageError
 from reshard.layout import Layout
 
 MAX_PLANNED_HOSTS = 64
-"""On more hosts only the first, the middle and the last slice's loss is planned; all others are checked."""
+"""On more hosts only the loss of the first and of the last slice is planned; the others are checked."""
 
 
 def assess(
@@ -66,7 +66,7 @@ def _singles(setting: Setting, sole: Iterable[int], *, every_slice: bool) -> lis
     num_slices = setting.plan.cluster.slices
     if every_slice or len(setting.hosts) <= MAX_PLANNED_HOSTS:
         return list(range(num_slices))
-    return sorted({0, num_slices // 2, num_slices - 1, *sole})
+    return sorted({0, num_slices - 1, *sole})
 
 
 def _fullest_host(setting: Setting, kept: Kept, outcomes: Sequence[Outcome]) -> HostMemory:

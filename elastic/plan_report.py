@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from reshard.boxes import Box
@@ -42,17 +42,15 @@ class HostMemory:
     stage_bytes: int
     persisted_bytes: int
     limit_bytes: float | None
+    total_bytes: int = field(init=False)
+    fits: bool | None = field(init=False)
+    """None when it is not known what there is."""
 
-    @property
-    def total_bytes(self) -> int:
-        """All of it."""
+    def __post_init__(self) -> None:
         own_bytes = self.slots * self.captured_bytes + self.persisted_bytes
-        return own_bytes + self.copies_slots * self.copies_bytes + self.stage_bytes
-
-    @property
-    def fits(self) -> bool | None:
-        """Whether the host has so much, None when that is not known."""
-        return None if self.limit_bytes is None else self.total_bytes <= self.limit_bytes
+        total_bytes = own_bytes + self.copies_slots * self.copies_bytes + self.stage_bytes
+        object.__setattr__(self, "total_bytes", total_bytes)
+        object.__setattr__(self, "fits", _fits(total_bytes, self.limit_bytes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,16 +60,17 @@ class DeviceMemory:
     state_bytes: int
     state_factor: float
     limit_bytes: float | None
+    total_bytes: float = field(init=False)
+    fits: bool | None = field(init=False)
+    """None when it is not known what there is."""
 
-    @property
-    def total_bytes(self) -> float:
-        """What the device needs."""
-        return self.state_bytes * self.state_factor
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "total_bytes", self.state_bytes * self.state_factor)
+        object.__setattr__(self, "fits", _fits(self.total_bytes, self.limit_bytes))
 
-    @property
-    def fits(self) -> bool | None:
-        """Whether the device has so much, None when that is not known."""
-        return None if self.limit_bytes is None else self.total_bytes <= self.limit_bytes
+
+def _fits(total_bytes: float, limit_bytes: float | None) -> bool | None:
+    return None if limit_bytes is None else total_bytes <= limit_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,11 +112,10 @@ class Move:
     step: Step
     host_memory: HostMemory
     device_memory: DeviceMemory
+    downtime_s: float = field(init=False)
 
-    @property
-    def downtime_s(self) -> float:
-        """Seconds without a new step, as far as the phases are known."""
-        return sum(phase.seconds or 0.0 for phase in self.phases)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "downtime_s", sum(phase.seconds or 0.0 for phase in self.phases))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,13 +155,14 @@ class Assessment:
     only_checked: tuple[int, ...]
     goodput: float | None
     goodput_note: str
+    is_sound: bool = field(init=False)
+    """Whether no loss takes state with it or leaves no layout, and all that is known of memory does."""
 
-    @property
-    def is_sound(self) -> bool:
-        """Whether no loss takes state with it or leaves no layout, and all that is known of memory does."""
+    def __post_init__(self) -> None:
         memories: list[HostMemory | DeviceMemory] = [self.host_memory, self.device_memory]
         for outcome in self.outcomes:
             if outcome.move is not None:
                 memories += [outcome.move.host_memory, outcome.move.device_memory]
         is_going_on = all(outcome.verdict in ("goes on", "waits") for outcome in self.outcomes)
-        return is_going_on and all(memory.fits is not False for memory in memories)
+        has_room = all(memory.fits is not False for memory in memories)
+        object.__setattr__(self, "is_sound", is_going_on and has_room)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,10 +15,9 @@ from reshard.boxes import Box
 from reshard.cost import Rates
 from reshard.errors import UsageError
 from reshard.grid import Column, num_elements
-from reshard.holdings import Holding, captured_holdings
 from reshard.ids import HostId
 from reshard.layout import Layout
-from reshard.redundancy import buddies, captures
+from reshard.redundancy import buddy_stock, capture_stock
 from reshard.step_cost import StepPredictor, Workload
 from reshard.stock import Stock
 
@@ -93,13 +92,7 @@ class Setting:
     def keep(self, layout: Layout) -> Kept:
         """Return who keeps which shards when the job runs on `layout`."""
         replicas = self.plan.snapshots.replicas
-        captured = captures(layout, replicas)
-        copies = buddies(layout, captured, replicas)
-        taken: Iterable[Holding] = captured_holdings(captured, step=STEP)
-        pulled = captured_holdings(
-            {host: [(copy.path, copy.box) for copy in kept] for host, kept in copies.items()}, step=STEP
-        )
-        return Kept(captured=Stock.of_holdings(taken, STEP), copies=Stock.of_holdings(pulled, STEP))
+        return Kept(captured=capture_stock(layout, replicas), copies=buddy_stock(layout, replicas))
 
 
 def describe_accelerator(cluster: ClusterTable) -> Accelerator:

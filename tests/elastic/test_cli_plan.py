@@ -77,15 +77,15 @@ def test_state_that_goes_with_its_slice_ends_with_status_1() -> None:
 
 
 def test_405b_on_32_slices_goes_on_with_31() -> None:
-    found = answer(EXAMPLES / "llama_405b.toml")
+    found = answer(EXAMPLES / "llama_405b.toml", "--lose", "3")
     assert found["described"]["devices"] == 8192
     assert found["described"]["arrays"] == 3411
-    losses = [outcome for outcome in found["outcomes"] if outcome["event"] == "loss"]
-    assert [outcome["verdict"] for outcome in losses] == ["goes on"] * 3
-    assert len(found["only_checked"]) == 29
-    for outcome in losses:
+    loss, back = found["outcomes"]
+    assert [loss["verdict"], back["verdict"]] == ["goes on", "goes on"]
+    assert loss["candidates"][0]["axis_size"] == 31
+    assert found["host_memory"]["total_bytes"] < found["host_memory"]["limit_bytes"]
+    for outcome in (loss, back):
         assert outcome["move"]["bytes_moved"] == outcome["move"]["bytes_lower_bound"] > 0
-    assert losses[0]["candidates"][0]["axis_size"] == 31
 
 
 def test_experts_over_slices_have_an_answer_on_seven() -> None:
@@ -162,10 +162,10 @@ def shell_examples() -> list[tuple[str, list[str]]]:
     return [(command, output.splitlines()) for command, output in blocks]
 
 
-def without_times(lines: list[str]) -> list[str]:
-    """Leave out what depends on how fast this machine plans."""
-    kept = [line.rstrip() for line in lines]
-    return [line for line in kept if not re.match(r"│ (plan|without a new step) |Goodput", line)]
+def what_stays(lines: list[str]) -> list[str]:
+    """Leave out what depends on how fast this machine plans, and on which of equal hosts a plan takes."""
+    varies = re.compile(r"│ (plan|without a new step|transfer|busiest \w+) |Goodput|transfer:")
+    return [line.rstrip() for line in lines if not varies.match(line)]
 
 
 @pytest.mark.parametrize(("command", "output"), shell_examples())
@@ -174,8 +174,8 @@ def test_commands_of_the_docs_print_what_the_docs_show(
 ) -> None:
     monkeypatch.chdir(REPOSITORY)
     result = CliRunner().invoke(cli, ["plan", *command.split()], standalone_mode=False)
-    shown = without_times(result.output.splitlines())
-    assert shown == without_times(output)
+    shown = what_stays(result.output.splitlines())
+    assert shown == what_stays(output)
 
 
 def test_docs_show_a_plan_and_a_refusal() -> None:
