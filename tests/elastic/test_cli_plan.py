@@ -76,6 +76,18 @@ def test_state_that_goes_with_its_slice_ends_with_status_1() -> None:
     assert found["outcomes"][0]["missing"]["box"] == [[0, 2048], [0, 512]]
 
 
+def test_two_copies_are_the_way_out_of_the_refusal(tmp_path: Path) -> None:
+    text = (EXAMPLES / "refused.toml").read_text()
+    (tmp_path / "plan.toml").write_text(text.replace("replicas = 1", "replicas = 2"))
+    assert "losing any of slices 0–3" in run(tmp_path / "plan.toml")
+
+
+def test_pipeline_stages_over_slices_have_an_answer_on_three() -> None:
+    loss = answer(EXAMPLES / "stages_over_slices.toml", "--lose", "1")["outcomes"][0]
+    assert loss["verdict"] == "goes on"
+    assert "does not divide into 3" in loss["explanation"]
+
+
 def test_405b_on_32_slices_goes_on_with_31() -> None:
     found = answer(EXAMPLES / "llama_405b.toml", "--lose", "3")
     assert found["described"]["devices"] == 8192
@@ -83,7 +95,10 @@ def test_405b_on_32_slices_goes_on_with_31() -> None:
     loss, back = found["outcomes"]
     assert [loss["verdict"], back["verdict"]] == ["goes on", "goes on"]
     assert loss["candidates"][0]["axis_size"] == 31
-    assert found["host_memory"]["total_bytes"] < found["host_memory"]["limit_bytes"]
+    # Two copies over 32 slices: a host captures a sixteenth of the state that its four chips need.
+    host, device = found["host_memory"], found["device_memory"]
+    assert host["captured_bytes"] * 16 == pytest.approx(device["state_bytes"] * 4, rel=0.01)
+    assert host["fits"]
     for outcome in (loss, back):
         assert outcome["move"]["bytes_moved"] == outcome["move"]["bytes_lower_bound"] > 0
 
