@@ -159,7 +159,7 @@ def nbytes_by_host(layout, kept):
 @given(layouts, replica_counts)
 def test_buddies_complete_the_copies_of_each_box_on_different_slices(layout, replicas):
     captured = captures(layout, replicas)
-    keepers = keepers_of(captured, buddies(layout, captured, replicas))
+    keepers = keepers_of(captured, buddies(layout, replicas))
     num_slices = len({host.slice_index for host in layout.mesh.hosts})
     assert keepers.keys() == owners_of(layout).keys()
     for hosts in keepers.values():
@@ -171,7 +171,7 @@ def test_buddies_complete_the_copies_of_each_box_on_different_slices(layout, rep
 def test_buddies_are_on_slices_without_the_box_and_pull_from_all_that_capture_it(layout, replicas):
     owners, captured = owners_of(layout), captures(layout, replicas)
     takers = takers_of(captured)
-    kept = buddies(layout, captured, replicas)
+    kept = buddies(layout, replicas)
     assert list(kept) == list(captured)
     for host, copies in kept.items():
         assert list(copies) == sorted(copies, key=lambda copy: (copy.path, copy.box))
@@ -188,7 +188,7 @@ def test_buddies_keep_every_box_through_the_loss_of_all_but_one_replica(layout, 
     num_lost = min(replicas, len(slices)) - 1
     lost = set(data.draw(st.permutations(slices))[:num_lost])
     captured = captures(layout, replicas)
-    for hosts in keepers_of(captured, buddies(layout, captured, replicas)).values():
+    for hosts in keepers_of(captured, buddies(layout, replicas)).values():
         assert any(host.slice_index not in lost for host in hosts)
 
 
@@ -199,7 +199,7 @@ def test_buddies_do_not_depend_on_the_order_of_arrays(layout, replicas, rng):
     rng.shuffle(arrays)
     shuffled = Layout(mesh=layout.mesh, arrays=tuple(arrays))
     captured = captures(layout, replicas)
-    assert buddies(shuffled, captured, replicas) == buddies(layout, captured, replicas)
+    assert buddies(shuffled, replicas) == buddies(layout, replicas)
 
 
 def sharded_over_slices(num_slices, hosts_per_slice, lengths, copies_in_slice=1):
@@ -232,7 +232,7 @@ def test_buddies_of_evenly_split_state_are_the_next_slices_and_get_equal_bytes(
     num_slices, hosts_per_slice, lengths, replicas
 ):
     layout = sharded_over_slices(num_slices, hosts_per_slice, lengths)
-    kept = buddies(layout, captures(layout, replicas), replicas)
+    kept = buddies(layout, replicas)
     num_copies = min(replicas, num_slices) - 1
     assert set(nbytes_by_host(layout, kept).values()) == {num_copies * sum(lengths)}
     for host, copies in kept.items():
@@ -247,7 +247,7 @@ def test_buddies_of_evenly_split_state_are_the_next_slices_and_get_equal_bytes(
 @given(st.integers(2, 5), st.lists(st.integers(1, 40), min_size=1, max_size=20))
 def test_buddies_stay_within_one_box_of_the_mean_when_hosts_of_a_slice_share_boxes(num_slices, lengths):
     layout = sharded_over_slices(num_slices, 4, lengths, copies_in_slice=2)
-    loads = nbytes_by_host(layout, buddies(layout, captures(layout)))
+    loads = nbytes_by_host(layout, buddies(layout))
     assert max(loads.values()) < sum(loads.values()) / len(loads) + max(lengths) + 1
 
 
@@ -268,7 +268,7 @@ def test_buddies_divide_among_all_slices_what_pairs_of_slices_hold(lengths, num_
             for index, length in enumerate(lengths)
         ),
     )
-    kept = buddies(layout, captures(layout, 3), 3)
+    kept = buddies(layout, 3)
     loads = nbytes_by_host(layout, kept)
     assert sum(loads.values()) == num_pairs * sum(lengths)
     assert max(loads.values()) < sum(loads.values()) / len(loads) + max(lengths) + 1
@@ -289,7 +289,7 @@ def test_buddies_even_out_what_one_slice_holds_alone_over_the_others():
             for i in range(10)
         ),
     )
-    loads = nbytes_by_host(layout, buddies(layout, captures(layout)))
+    loads = nbytes_by_host(layout, buddies(layout))
     assert sum(loads.values()) == 600
     assert max(loads.values()) <= 600 / 3 + 10  # slice 0 holds half of all, and may keep no copy of it
 
@@ -299,7 +299,7 @@ def test_buddies_and_captures_together_take_fewer_bytes_a_host_as_slices_grow():
     for num_slices in (2, 3, 4, 6, 12):
         layout = sharded_over_slices(num_slices, 1, [120 // num_slices] * 10)
         captured = captures(layout)
-        loads = nbytes_by_host(layout, buddies(layout, captured))
+        loads = nbytes_by_host(layout, buddies(layout))
         taken = {sum(box[0][1] - box[0][0] for _, box in shards) for shards in captured.values()}
         assert len(set(loads.values())) == len(taken) == 1
         bytes_per_host.append(loads[HostId(0)] + taken.pop())
@@ -308,12 +308,12 @@ def test_buddies_and_captures_together_take_fewer_bytes_a_host_as_slices_grow():
 
 def test_buddies_are_needless_where_slices_replicate():
     layout = data_parallel(3, 2, [5, 7])
-    assert buddies(layout, captures(layout)) == dict.fromkeys(layout.mesh.distinct_hosts(), ())
+    assert buddies(layout) == dict.fromkeys(layout.mesh.distinct_hosts(), ())
 
 
 def test_buddies_place_nothing_when_there_is_one_slice():
     layout = sharded_over_slices(1, 2, [5])
-    assert set(buddies(layout, captures(layout)).values()) == {()}
+    assert set(buddies(layout).values()) == {()}
 
 
 def test_buddies_refuse_less_than_one_replica_and_captures_of_another_layout():
