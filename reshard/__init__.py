@@ -11,9 +11,12 @@ from reshard.coverage import newest_covered_step
 from reshard.errors import ElasticError
 from reshard.holdings import Holding, layout_holdings
 from reshard.ids import HostId
-from reshard.layout import ArrayLayout, Layout, MeshLayout
-from reshard.planner import Plan, Transfer, make_plan
+from reshard.layout import ArrayLayout, Layout
+from reshard.mesh import MeshLayout
+from reshard.plan import Plan
+from reshard.planner import make_plan
 from reshard.redundancy import captures
+from reshard.transfer import Transfer
 
 __all__ = [
     "ArrayLayout",

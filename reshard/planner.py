@@ -26,9 +26,6 @@ from reshard.pattern import Pattern
 from reshard.plan import Plan
 from reshard.plan_rows import ArrayClass, PlanGroup, Rows
 from reshard.stock import HeldGroup, Stock
-from reshard.transfer import Transfer
-
-__all__ = ["Plan", "Transfer", "make_plan"]
 
 MIN_CUT_BYTES = 256 << 10
 """A smaller part of an array costs more as a request of its own than it evens out."""
