@@ -25,6 +25,17 @@ NotNegative = Annotated[float, Meta(ge=0)]
 AxisName = Annotated[str, Meta(min_length=1)]
 Axes = AxisName | tuple[AxisName, ...]
 """The mesh axes that partition one dim: a name, several (outermost first), or `[]` for none."""
+FigureName = Literal[
+    "chips_per_host",
+    "device_memory_bytes",
+    "device_bandwidth_bytes_s",
+    "interconnect_bytes_s",
+    "host_network_bytes_s",
+    "host_memory_bytes",
+    "host_copy_bytes_s",
+    "peak_flops_s",
+]
+"""Those of `reshard.accelerators.FIGURES`."""
 
 
 class ClusterTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,7 +44,7 @@ class ClusterTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     accelerator: str
     slices: Count
     hosts_per_slice: Count
-    figures: dict[str, Positive] = {}
+    figures: dict[FigureName, Positive] = {}
     shm_bytes: Positive | None = None
     request_s: NotNegative = 0.0
 

@@ -101,7 +101,8 @@ def describe_accelerator(cluster: ClusterTable) -> Accelerator:
         accelerator = Accelerator(name="custom")
     else:
         accelerator = find_accelerator(cluster.accelerator)
-    return accelerator.with_figures(cluster.figures, source="the plan file")
+    figures: dict[str, float] = dict(cluster.figures.items())
+    return accelerator.with_figures(figures, source="the plan file")
 
 
 def least_compute_s(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from plan_files import EXAMPLES, SMALL, changed
 
 import elastic
-from elastic.plan_file import parse_plan, read_plan_file
+from elastic.plan_file import FigureName, parse_plan, read_plan_file
+from reshard.accelerators import FIGURES
 from reshard.errors import UsageError
 
 TEMPLATE = Path(elastic.__file__).parent / "plan_template.toml"
@@ -33,6 +35,10 @@ def test_template_shows_every_key() -> None:
     assert plan.cluster.figures["host_copy_bytes_s"] > 0
 
 
+def test_figures_that_can_be_given_are_those_of_the_table() -> None:
+    assert get_args(FigureName) == FIGURES
+
+
 def test_small_file_is_read() -> None:
     plan = parse_plan(SMALL)
     assert plan.mesh.axes == {"data": -1, "fsdp": 4}
@@ -55,6 +61,11 @@ def test_small_file_is_read() -> None:
             "plan.toml, line 23: model.rules.embd: Invalid enum value 'embd'",
         ),
         ("host_memory_bytes = 1e6", "host_memory_bytes = -1.0", "line 8: cluster.figures"),
+        (
+            "host_copy_bytes_s",
+            "host_copy",
+            "line 11: cluster.figures.host_copy: Invalid enum value 'host_copy'",
+        ),
         ("[mesh]", "[mesh", r"plan.toml is not TOML: .*line 15"),
     ],
 )

@@ -278,7 +278,6 @@ def test_sole_holders_are_those_that_alone_hold_a_box(held: list[tuple[int, int,
     [
         ("chips_per_host = 2", "chips_per_host = 2.5", "whole number"),
         ("chips_per_host = 2", "", "Give chips_per_host"),
-        ("host_copy_bytes_s", "host_copy", "'host_copy' is not a figure"),
         ('accelerator = "custom"', 'accelerator = "tpu-v1"', "known are tpu-v5e"),
         ('batch_axes = ["data", "fsdp"]', 'batch_axes = ["tensor"]', "no axis 'tensor'"),
     ],
