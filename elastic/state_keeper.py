@@ -217,8 +217,8 @@ class StateKeeper:
         for host, arena in self._link.arenas().items():
             if host not in in_mesh:
                 continue
-            own = [device_id for device_id, owner in hosts.items() if owner == host]
             chosen = host_captures(layout, host, replicas)
+            own = [device_id for device_id, owner in hosts.items() if owner == host]
             capturer = Capturer(arena, layout, host, chosen, device_ids=own, num_threads=self._copy_threads)
             shards = [(copy.path, copy.box) for copy in host_buddies(layout, host, replicas)]
             self._buddy_bytes[host] = required_bytes(make_static(host, layout, shards)) if shards else 0
