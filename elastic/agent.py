@@ -122,7 +122,12 @@ class Agent:
         )
         self._server.start()
         self._tasks = ArenaTasks(
-            self._arena, slice_index, token, tls=spec.tls, persist_root=spec.persist_root
+            self._arena,
+            slice_index,
+            token,
+            tls=spec.tls,
+            persist_root=spec.persist_root,
+            count_writes=spec.config.count_writes,
         )
         self._persister: Persister | None = None
         if spec.persist is not None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from elastic.events import ComputeDigest, Stage, host_of
-from reshard.boxes import Box
+from reshard.boxes import Box, intersect
 from reshard.errors import MissingShardError
 from reshard.ids import HostId
+from reshard.transfer import Transfer
+from reshard.write_counts import WriteCounts
 from snapshot.arena import Arena
 from snapshot.checksum import checksum
 from snapshot.dataplane import TlsFiles, Wanted, fetch
@@ -96,15 +99,41 @@ class PieceFetcher:
         return dict(zip(pieces, fetched.checksums, strict=True)), fetched.rejected
 
 
-def wanted_pieces(command: Stage | ComputeDigest) -> Pieces:
-    """The pieces that the command's transfers name, each once, with who has it, the planned source first."""
+def wanted_pieces(transfers: Sequence[Transfer], alternates: Sequence[tuple[int, ...]] = ()) -> Pieces:
+    """The pieces that the transfers name, each once, with who has it, the planned source first.
+
+    `alternates[i]` are other slices that have what `transfers[i]` moves.
+    """
     pieces: dict[Want, tuple[HostId, ...]] = {}
-    alternates = command.alternates if isinstance(command, Stage) else ()
-    for index, transfer in enumerate(command.transfers):
+    for index, transfer in enumerate(transfers):
         others = alternates[index] if index < len(alternates) else ()
         sources = (transfer.source, *map(host_of, others))
         pieces.setdefault((transfer.path, transfer.piece), tuple(dict.fromkeys(sources)))
     return pieces
+
+
+def check_staged(command: Stage, staged: Iterable[Want], arena: Arena) -> None:
+    """Count what was staged, and what the host held before, in each box that something was fetched for.
+
+    Raises InvariantBrokenError unless each element was staged exactly once, or not at all and held.
+    """
+    keys = {(transfer.path, transfer.target_box) for transfer in command.transfers}
+    counts: defaultdict[str, dict[Box, WriteCounts]] = defaultdict(dict)
+    for path, box in keys:
+        counts[path][box] = WriteCounts(path, box)
+    for path, piece in staged:
+        for box, counted in counts[path].items():
+            if (common := intersect(piece, box)) is not None:
+                counted.add(common)
+    source = arena.find_shards(command.step, command.of_generation)
+    source.close()
+    for path, boxes in counts.items():
+        for box, counted in boxes.items():
+            counted.check_at_most_once()
+            for held in source.boxes(path):
+                if (common := intersect(held, box)) is not None:
+                    counted.fill(common)
+            counted.check_once()
 
 
 def read_pieces(arena: Arena, step: int, generation: int, wants: Sequence[Want]) -> list[Bytes]:

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-import numpy as np
-
-from elastic.agent_fetch import Fetch, PieceFetcher, wanted_pieces
+from elastic.agent_digest import digest_from_memory
+from elastic.agent_fetch import Fetch, PieceFetcher, check_staged, wanted_pieces
 from elastic.events import (
     ComputeDigest,
     DigestDone,
@@ -25,13 +24,10 @@ from elastic.events import (
 from elastic.persistent_reads import digest_from_disk, stage_from_disk
 from elastic.protocol import WorkerCommitted
 from elastic.records import StepCommitted
-from reshard.errors import ElasticError, UsageError
-from reshard.execute import execute_plan
+from reshard.errors import ElasticError, InvariantBrokenError, UsageError
 from reshard.holdings import Holding, Tier
-from reshard.plan import Plan
 from snapshot.arena import Arena
 from snapshot.dataplane import TlsFiles
-from snapshot.digest import state_digest
 from snapshot.journal import JournalReader, JournalRecord
 from snapshot.manifest import Manifest
 
@@ -50,7 +46,8 @@ class Verified:
 class ArenaTasks:
     """The arena work of one agent. What takes long runs in threads, which tell their result.
 
-    Peers' memory is read through `fetch`; without one, over the data plane with the job's `token`.
+    Peers' memory is read through `fetch`; without one, over the data plane with the job's `token`. With
+    `count_writes` it counts that what is fetched is each missing element exactly once.
     """
 
     def __init__(
@@ -62,11 +59,13 @@ class ArenaTasks:
         fetch: Fetch | None = None,
         tls: TlsFiles | None = None,
         persist_root: Path | None = None,
+        count_writes: bool = False,
     ) -> None:
         self._arena = arena
         self._slice = slice_index
         self._pieces = PieceFetcher(arena, host_of(slice_index), token, fetch=fetch, tls=tls)
         self._persist_root = persist_root
+        self._count_writes = count_writes
         self._journal: JournalReader | None = None
         self._staged_bytes = 0
         self._rejected: tuple[str, ...] = ()
@@ -202,9 +201,11 @@ class ArenaTasks:
         if not command.transfers:
             self._arena.drop_stage()
             return
-        pieces = wanted_pieces(command)
+        pieces = wanted_pieces(command.transfers, command.alternates)
         with self._arena.stage_writer(command.layout, list(pieces)) as stage:
             filled = self._pieces.fill(command, pieces, stage.shard_views)
+            if self._count_writes:
+                check_staged(command, list(pieces), self._arena)
             staged_bytes = sum(view.nbytes for view in stage.shard_views)
             stage.commit(
                 step=command.step,
@@ -222,6 +223,10 @@ class ArenaTasks:
         """Put the whole state together from this arena and its peers and hash it."""
         try:
             digest = self._digest(command)
+        except InvariantBrokenError as broken:
+            digest = (
+                f"{command.purpose} state: {broken.message}"  # equal to no other: the report says "broken"
+            )
         except (ElasticError, OSError):
             digest = ""  # overwritten by a newer snapshot meanwhile: the report says "unknown"
         return DigestDone(
@@ -235,25 +240,8 @@ class ArenaTasks:
     def _digest(self, command: ComputeDigest) -> str:
         if command.is_persisted and self._persist_root is not None:
             return digest_from_disk(self._persist_root, command)
-        wanted = wanted_pieces(command)
-        pieces = {
-            (transfer.path, transfer.piece): np.empty(transfer.nbytes, np.uint8)
-            for transfer in command.transfers
-        }
-        views = [memoryview(cast("bytearray", pieces[want])) for want in wanted]
-        self._pieces.fill(command, wanted, views)
-        plan = Plan.of(command.step, command.transfers, bytes_lower_bound=0)
-        buffers = execute_plan(
-            plan,
-            command.layout,
-            host_of(self._slice),
-            lambda transfer: pieces.pop((transfer.path, transfer.piece)),
-        ).buffers
-        arrays = {array.path: array for array in command.layout.arrays}
-        return state_digest(
-            (path, arrays[path].dtype, arrays[path].shape, buffer.reshape(-1).view(np.uint8))
-            for (path, _), buffer in buffers.items()
-        )
+        host = host_of(self._slice)
+        return digest_from_memory(command, host, self._pieces, count_writes=self._count_writes)
 
 
 def _summary(manifest: Manifest, holdings: tuple[Holding, ...]) -> SnapshotSummary:

@@ -12,6 +12,7 @@ import click
 
 from elastic.cli_look import events, report, status
 from elastic.cli_options import DEFAULT_RUN, job_options
+from elastic.cli_plan import plan
 from elastic.cli_snapshot import snapshot
 from reshard.errors import ElasticError, UsageError
 
@@ -151,6 +152,7 @@ def _config(
     rejoin_after_steps: int | None,
     rehearsals: int,
     audit_every: int,
+    count_writes: bool,
     wait_s: float,
     persists: bool,
 ) -> Config:
@@ -165,11 +167,12 @@ def _config(
         rehearsals=rehearsals,
         persists=persists,
         audit_every=audit_every,
+        count_writes=count_writes,
         timing=Timing(wait_s=wait_s),
     )
 
 
-for command in (report, events, status, snapshot):
+for command in (report, events, status, plan, snapshot):
     cli.add_command(command)
 
 

@@ -89,6 +89,11 @@ _JOB_OPTIONS = (
         help="Captures between two audits of every copy on the devices; 0: only when copies disagree.",
     ),
     click.option(
+        "--count-writes",
+        is_flag=True,
+        help="Debugging: count in every restore that each element is written exactly once (slow).",
+    ),
+    click.option(
         "--snapshot-every",
         type=CadenceParam(),
         default="1",

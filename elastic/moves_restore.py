@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elastic.choose import choose_restore
-from elastic.events import Assign, Phase, WorkerState, WorldSpec, host_of
+from elastic.events import Assign, Event, LaidOut, Phase, WorkerState, WorldSpec, host_of
 from elastic.moves_decide import digest
 from elastic.moves_end import fail
 from elastic.moves_fence import fence, shrink
@@ -86,9 +86,17 @@ def assign(turn: Turn) -> None:
                     persists=state.config.persists,
                     audit_every=state.config.audit_every,
                     new_steps=worlds_since(new_steps, restored_step + 1),
+                    count_writes=state.config.count_writes,
                 ),
             )
         )
+
+
+def lay_out_anew(turn: Turn, event: Event) -> None:
+    """A script that asks for boxes which were not planned for gets a world planned for them, in a new try."""
+    assert isinstance(event, LaidOut)
+    if event.lacking:
+        _retry(turn, f"slice {event.slice_index} asks for another layout than was planned: {event.lacking}")
 
 
 def advance_rebuilding(turn: Turn) -> None:

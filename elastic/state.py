@@ -11,6 +11,7 @@ from elastic.events import Phase, SnapshotSummary, WorkerState, host_of
 from reshard.batch_sizes import NewSteps
 from reshard.errors import UsageError
 from reshard.ids import HostId
+from reshard.layout import Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,8 @@ class Config:
     """Whether snapshots go to a persistent tier; the one of the last step does, before the job ends."""
     audit_every: int = 50
     """Captures from one audit of all copies on the devices to the next; 0: only when copies disagreed."""
+    count_writes: bool = False
+    """Whether every restore counts that each element is written exactly once (for debugging)."""
     max_starts: int = 8
     """How often a slice's worker is started without a new step before the slice is left out."""
     timing: Timing = field(default_factory=Timing)
@@ -145,6 +148,10 @@ class JobState:
     uncovered: str = ""
     """Why the hosts at hand cannot restore the state; cleared when another host attaches."""
     world: tuple[int, ...] = ()
+    idle: tuple[int, ...] = ()
+    """Slices that were there when the world was formed and have no part in it: its layout takes fewer."""
+    layouts: tuple[tuple[int, Layout], ...] = ()
+    """How the script lays out the state on so many slices, as worlds (and rehearsals) of them have told."""
     rehearsing: bool = False
     rehearsals_left: int = 0
     started: bool = False

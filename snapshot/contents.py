@@ -91,7 +91,7 @@ def verify_snapshots(paths: Iterable[Path]) -> VerifiedSnapshots:
 def _intact(reader: SlotReader, manifest: Manifest, rejected: list[RejectedCopy]) -> Iterator[Holding]:
     for index, holding in enumerate(manifest.holdings()):
         try:
-            reader.read_shard(index)
+            reader.check_shard(index)
         except CorruptCopyError as error:
             rejected.append(RejectedCopy(name=reader.path.name, reason=error.message))
         else:

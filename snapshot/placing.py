@@ -1,33 +1,32 @@
 """Filling the boxes of devices from stored shards, with several threads.
 
-Each shard is read, and its checksum checked, once, however many boxes need parts of it; a box goes to its
-devices as soon as it is whole. What is read passes through a few buffers that are used again and again:
-fresh memory costs far more than copying, so only that of the device arrays themselves is fresh.
+Each shard is read, and its checksum checked, once, however many boxes need parts of it. An array goes to its
+devices as soon as all its boxes are whole, a large one box by box. What is read passes through a few buffers
+that are used again and again, so that only the memory of the device arrays themselves is fresh.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
-import jax
 import numpy as np
 import numpy.typing as npt
-from jax.sharding import SingleDeviceSharding
 
 from reshard.boxes import Box, BoxIndex, intersect, relative_slices, shape_of, subtract, volume
 from reshard.execute import element_dtype
+from reshard.write_counts import WriteCounts
 from snapshot.copying import CopyTeam
+from snapshot.scratch import Bytes, Scratch
 
-Bytes = npt.NDArray[np.uint8]
+MAX_TOGETHER_BYTES = 64 << 20
+"""Boxes of an array that take no more go to their devices in one call: each call costs as much as copying a
+megabyte. They all wait in host memory for the last one, so what is larger goes box by box."""
 
-# JAX makes arrays from numpy memory that is aligned to 64 bytes without copying it, even if told not to
-# (`may_alias=False` is for jax.Arrays only, JAX 0.10). So buffers begin in the middle of such a line.
-_LINE_BYTES = 64
-_OFFSET_BYTES = 32
+Elements = npt.NDArray[Any]
 
 
 class StoredBoxes(Protocol):
@@ -42,42 +41,47 @@ class StoredBoxes(Protocol):
         ...
 
 
-@dataclass(eq=False, slots=True, kw_only=True)
-class TargetBox:
-    """A box of an array and the devices it belongs on; `arrays` are those made of it, in that order.
+class Target(Protocol):
+    """An array that is wanted; `snapshot.target_arrays.TargetArray` is one."""
 
-    `arrays` stays empty when a part of the box could not be read.
-    """
+    @property
+    def path(self) -> str:
+        """Its name in the state."""
+        ...
 
-    path: str
-    box: Box
-    dtype: np.dtype[Any]
-    places: list[SingleDeviceSharding] = field(default_factory=list)
-    arrays: list[jax.Array] = field(default_factory=list)
-    buffer: Bytes | None = None
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of its elements; only their size matters here."""
+        ...
+
+    def missing(self) -> tuple[Box, ...]:
+        """Return the boxes of it that are wanted."""
+        ...
+
+    def put(self, values: Mapping[Box, Elements]) -> None:
+        """Take these boxes, opaque elements, out of memory that is used again. From several threads."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class _Group:
+    """Boxes of one array that are put together; `num_missing` of them are not whole yet."""
+
+    target: Target
+    fillings: list[_Filling] = field(default_factory=list)
     num_missing: int = 0
     is_damaged: bool = False
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the box."""
-        return volume(self.box) * self.dtype.itemsize
 
-    def elements(self, buffer: Bytes) -> npt.NDArray[Any]:
-        """Return a buffer of the box's bytes as its elements, opaque."""
-        return buffer.view(element_dtype(self.dtype.itemsize)).reshape(shape_of(self.box))
+@dataclass(eq=False, slots=True)
+class _Filling:
+    """A box of which `num_missing` pieces are still to come."""
 
-    def put(self, buffer: Bytes) -> None:
-        """Make the device arrays of a buffer, which is free again when this returns."""
-        value = self.elements(buffer).view(self.dtype)
-        first, last = buffer.ctypes.data, buffer.ctypes.data + len(buffer)
-        arrays = [jax.device_put(value, place) for place in self.places]
-        for index, array in enumerate(jax.block_until_ready(arrays)):
-            on_cpu = next(iter(array.devices())).platform == "cpu"
-            if on_cpu and array.nbytes and first <= array.unsafe_buffer_pointer() < last:
-                copied = jax.device_put(array, self.places[index], may_alias=False)
-                arrays[index] = jax.block_until_ready(copied)
-        self.arrays = arrays
+    group: _Group
+    box: Box
+    num_missing: int
+    counts: WriteCounts | None
+    buffer: Bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,35 +90,49 @@ class _Reading:
 
     path: str
     box: Box
-    nbytes: int
-    pieces: tuple[tuple[TargetBox, Box], ...]
+    itemsize: int
+    pieces: tuple[tuple[_Filling, Box], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the shard."""
+        return volume(self.box) * self.itemsize
 
 
-def place_boxes(leaves: Iterable[Sequence[TargetBox]], source: StoredBoxes, team: CopyTeam) -> None:
-    """Fill the boxes of each leaf from what `source` stores of it.
+def place_boxes(
+    targets: Iterable[Target], source: StoredBoxes, team: CopyTeam, *, count_writes: bool = False
+) -> None:
+    """Fill the missing boxes of each array from what `source` stores of it, and put them.
 
-    A box of which a part is not stored, or nowhere intact in the shards chosen for it, is left without
-    arrays: other shards may still have it.
+    A box of which a part is not stored, or nowhere intact in the shards chosen for it, stays missing, and so
+    do those that would be put together with it: other shards may still have it. With `count_writes` raises
+    `InvariantBrokenError` when an element of a box was not written exactly once.
     """
-    readings = [reading for targets in leaves for reading in _plan_leaf(targets, source)]
+    readings = [reading for target in targets for reading in _plan(target, source, count_writes=count_writes)]
     placer = _Placer(source)
     team.for_each(placer.read, readings, sum(reading.nbytes for reading in readings))
 
 
-def _plan_leaf(targets: Sequence[TargetBox], source: StoredBoxes) -> list[_Reading]:
+def _plan(target: Target, source: StoredBoxes, *, count_writes: bool) -> list[_Reading]:
     """Choose the shards that the boxes of one array are put together from."""
-    if not targets:
-        return []
-    stored = set(source.boxes(targets[0].path))
+    boxes, itemsize = target.missing(), target.dtype.itemsize
+    stored = set(source.boxes(target.path))
     index = BoxIndex(stored)
-    pieces: defaultdict[Box, list[tuple[TargetBox, Box]]] = defaultdict(list)
-    for target in targets:
-        chosen = [(target.box, target.box)] if target.box in stored else _cover(target.box, index)
-        target.num_missing = len(chosen)
-        for box, piece in chosen:
-            pieces[box].append((target, piece))
-    path, itemsize = targets[0].path, targets[0].dtype.itemsize
-    return [_Reading(path, box, volume(box) * itemsize, tuple(pieces[box])) for box in sorted(pieces)]
+    is_small = sum(map(volume, boxes)) * itemsize <= MAX_TOGETHER_BYTES
+    together = _Group(target)
+    pieces: defaultdict[Box, list[tuple[_Filling, Box]]] = defaultdict(list)
+    for box in boxes:
+        group = together if is_small else _Group(target)
+        chosen = [(box, box)] if box in stored else _cover(box, index)
+        if not chosen:
+            group.is_damaged = True
+            continue
+        filling = _Filling(group, box, len(chosen), WriteCounts(target.path, box) if count_writes else None)
+        group.fillings.append(filling)
+        group.num_missing += 1
+        for shard, piece in chosen:
+            pieces[shard].append((filling, piece))
+    return [_Reading(target.path, box, itemsize, tuple(pieces[box])) for box in sorted(pieces)]
 
 
 def _cover(box: Box, stored: BoxIndex) -> list[tuple[Box, Box]]:
@@ -133,68 +151,62 @@ class _Placer:
 
     def __init__(self, source: StoredBoxes) -> None:
         self._source = source
-        self._scratch = _Scratch()
+        self._scratch = Scratch()
         self._lock = threading.Lock()
-        config: Any = jax.config  # lacks the name for type checkers
-        self._enable_x64 = bool(config.jax_enable_x64)  # may hold in the calling thread only
 
     def read(self, reading: _Reading) -> None:
         shard = self._scratch.take(reading.nbytes)
-        intact = self._source.read_stored(reading.path, reading.box, shard)
-        for target, piece in reading.pieces:
-            if intact and target.box == reading.box:
-                self._put(target, shard)
-            else:
-                self._add(target, piece, reading, shard if intact else None)
-        self._scratch.give_back(shard)
+        is_intact = self._source.read_stored(reading.path, reading.box, shard)
+        same: _Filling | None = None
+        for filling, piece in reading.pieces:
+            if filling.box == reading.box:
+                same = filling
+                continue
+            if is_intact:
+                self._copy(shard, reading, filling, piece)
+            self._count(filling, piece, is_intact=is_intact)
+        if same is None:
+            self._scratch.give_back(shard)
+        else:  # the last to use the shard, as others may write to it afterwards
+            same.buffer = shard
+            self._count(same, same.box, is_intact=is_intact)
 
-    def _add(self, target: TargetBox, piece: Box, reading: _Reading, shard: Bytes | None) -> None:
-        """Copy a piece into its box, and place the box if that was the last one missing."""
+    def _copy(self, shard: Bytes, reading: _Reading, filling: _Filling, piece: Box) -> None:
         with self._lock:
-            if target.buffer is None:
-                target.buffer = self._scratch.take(target.nbytes)
-            buffer = target.buffer
-        if shard is not None:
-            elements = shard.view(element_dtype(target.dtype.itemsize)).reshape(shape_of(reading.box))
-            where = relative_slices(piece, target.box)
-            target.elements(buffer)[where] = elements[relative_slices(piece, reading.box)]
+            if filling.buffer is None:
+                filling.buffer = self._scratch.take(volume(filling.box) * reading.itemsize)
+        source = _elements(shard, reading.itemsize, reading.box)
+        target = _elements(filling.buffer, reading.itemsize, filling.box)
+        target[relative_slices(piece, filling.box)] = source[relative_slices(piece, reading.box)]
+
+    def _count(self, filling: _Filling, piece: Box, *, is_intact: bool) -> None:
+        """Note that a piece is there, or will not be, and put the group if that was the last one missing."""
+        group = filling.group
         with self._lock:
-            target.is_damaged |= shard is None
-            target.num_missing -= 1
-            is_last = target.num_missing == 0
+            if filling.counts is not None and is_intact:
+                filling.counts.add(piece)
+            group.is_damaged |= not is_intact
+            filling.num_missing -= 1
+            group.num_missing -= filling.num_missing == 0
+            is_last = filling.num_missing == group.num_missing == 0
         if is_last:
-            if not target.is_damaged:
-                self._put(target, buffer)
-            target.buffer = None
-            self._scratch.give_back(buffer)
+            self._finish(group)
 
-    def _put(self, target: TargetBox, buffer: Bytes) -> None:
-        with jax.enable_x64(self._enable_x64):
-            target.put(buffer)
+    def _finish(self, group: _Group) -> None:
+        if not group.is_damaged:
+            itemsize = group.target.dtype.itemsize
+            values: dict[Box, Elements] = {}
+            for filling in group.fillings:
+                if filling.counts is not None:
+                    filling.counts.check_once()
+                assert filling.buffer is not None
+                values[filling.box] = _elements(filling.buffer, itemsize, filling.box)
+            group.target.put(values)
+        for filling in group.fillings:
+            if filling.buffer is not None:
+                self._scratch.give_back(filling.buffer)
+                filling.buffer = None
 
 
-class _Scratch:
-    """Buffers that are used again; for any thread."""
-
-    def __init__(self) -> None:
-        self._free: list[Bytes] = []
-        self._lock = threading.Lock()
-
-    def take(self, nbytes: int) -> Bytes:
-        """Return a buffer of `nbytes`, its content anything, that JAX cannot make an array of in place."""
-        with self._lock:
-            fitting = [raw for raw in self._free if len(raw) >= nbytes + _LINE_BYTES]
-            raw = min(fitting, key=len, default=None)
-            if raw is not None:
-                self._free = [other for other in self._free if other is not raw]
-            elif self._free:
-                self._free.pop()  # too small: its room is better used for the new one
-        if raw is None:
-            raw = np.empty(nbytes + _LINE_BYTES, np.uint8)
-        start = (_OFFSET_BYTES - raw.ctypes.data) % _LINE_BYTES
-        return raw[start : start + nbytes]
-
-    def give_back(self, buffer: Bytes) -> None:
-        """Take back what `take` gave, from who is done with it."""
-        with self._lock:
-            self._free.append(cast("Bytes", buffer.base))
+def _elements(buffer: Bytes, itemsize: int, box: Box) -> Elements:
+    return buffer.view(element_dtype(itemsize)).reshape(shape_of(box))

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import SingleDeviceSharding
 
 from reshard.boxes import Box, full_box
 from reshard.errors import UsageError
 from reshard.layout import ArrayLayout
 from snapshot.copying import shared_team
-from snapshot.placing import StoredBoxes, TargetBox, place_boxes
+from snapshot.placing import StoredBoxes, place_boxes
 from snapshot.shardings import box_of
+from snapshot.target_arrays import TargetArray
 from snapshot.tree import LeafInfo, flatten, is_prng_key, key_impl, leaf_info, unflatten
 
 _OTHER_STATE = (
@@ -35,7 +35,9 @@ class BoxSource(StoredBoxes, Protocol):
         ...
 
 
-def restore(target: Any, source: BoxSource, *, num_threads: int | None = None) -> Any:
+def restore(
+    target: Any, source: BoxSource, *, num_threads: int | None = None, count_writes: bool = False
+) -> Any:
     """Return the state of `source` in the form of `target`.
 
     `target` is a pytree of jax.ShapeDtypeStructs (or arrays) with shardings, any sharding whatever the
@@ -43,44 +45,67 @@ def restore(target: Any, source: BoxSource, *, num_threads: int | None = None) -
     never alias the arena or one another, and may be donated. Each shard is read and verified once, by
     `num_threads` threads (default: one for each processor this process may use, four at most). Raises
     MissingShardError, naming array and box, when a part is nowhere intact, UsageError, naming the leaf,
-    when shape or dtype differ from the snapshot's.
+    when shape or dtype differ from the snapshot's, and with `count_writes`, a byte an element more,
+    InvariantBrokenError when an element of a device's box was not written exactly once.
     """
     flat = flatten(target)
-    leaves = [_checked(path, leaf, source) for path, leaf in zip(flat.paths, flat.leaves, strict=True)]
-    placed = sorted((leaf for leaf in leaves if leaf.boxes), key=lambda leaf: leaf.info.nbytes, reverse=True)
-    place_boxes([list(leaf.boxes.values()) for leaf in placed], source, shared_team(num_threads))
+    devices = _Devices()
+    leaves = [
+        _checked(path, leaf, source, devices) for path, leaf in zip(flat.paths, flat.leaves, strict=True)
+    ]
+    placed = [leaf for leaf in leaves if leaf.array is not None]
+    placed.sort(key=lambda leaf: leaf.info.nbytes, reverse=True)
+    arrays = [leaf.array for leaf in placed if leaf.array is not None]
+    place_boxes(arrays, source, shared_team(num_threads), count_writes=count_writes)
     return unflatten(flat.treedef, [_finished(leaf, source) for leaf in leaves])
 
 
 @dataclass(frozen=True, slots=True)
 class _Leaf:
-    """A leaf of the target: how it is stored, and the boxes that devices of this process need of it.
-
-    `order` lists the box of each device, as JAX orders them; both are empty where no device was chosen.
-    """
+    """A leaf of the target, how it is stored, and the array it becomes, where devices were chosen for it."""
 
     path: str
     target: Any
     info: LeafInfo
-    boxes: dict[Box, TargetBox]
-    order: tuple[Box, ...]
+    array: TargetArray | None
 
 
-def _checked(path: str, target: Any, source: BoxSource) -> _Leaf:
+class _Devices:
+    """Which box each device of this process has; worked out once for arrays that are alike."""
+
+    def __init__(self) -> None:
+        config: Any = jax.config  # lacks the name for type checkers
+        self.enable_x64 = bool(config.jax_enable_x64)
+        self._boxes: dict[tuple[Any, tuple[int, ...]], dict[jax.Device, Box]] = {}
+
+    def boxes(self, sharding: Any, shape: tuple[int, ...]) -> dict[jax.Device, Box]:
+        key = (sharding, shape)
+        if key not in self._boxes:
+            indices = sharding.addressable_devices_indices_map(shape)
+            self._boxes[key] = {
+                device: full_box(shape) if index is None else box_of(index, shape)
+                for device, index in indices.items()
+            }
+        return self._boxes[key]
+
+
+def _checked(path: str, target: Any, source: BoxSource, devices: _Devices) -> _Leaf:
     info = leaf_info(path, target)
     _check_stored(path, info, source)
-    if isinstance(target, jax.Array) and not target.committed:
-        info = replace(info, sharding=None)
-    boxes: dict[Box, TargetBox] = {}
-    order: list[Box] = []
-    shape, sharding = tuple(info.shape), info.sharding
-    devices = {} if sharding is None else sharding.addressable_devices_indices_map(shape)
-    for device, index in devices.items():
-        box = full_box(shape) if index is None else box_of(index, shape)
-        order.append(box)
-        found = boxes.setdefault(box, TargetBox(path=path, box=box, dtype=info.dtype))
-        found.places.append(SingleDeviceSharding(device, memory_kind=sharding.memory_kind))
-    return _Leaf(path, target, info, boxes, tuple(order))
+    # An array that no device was chosen for stays uncommitted, or a jitted step with a mesh would refuse it.
+    is_free = isinstance(target, jax.Array) and not target.committed
+    if info.sharding is None or is_free:
+        return _Leaf(path, target, info, None)
+    shape = tuple(info.shape)
+    array = TargetArray(
+        path=path,
+        shape=shape,
+        dtype=info.dtype,
+        sharding=info.sharding,
+        boxes=devices.boxes(info.sharding, shape),
+        enable_x64=devices.enable_x64,
+    )
+    return _Leaf(path, target, info, array)
 
 
 def _finished(leaf: _Leaf, source: BoxSource) -> Any:
@@ -88,24 +113,14 @@ def _finished(leaf: _Leaf, source: BoxSource) -> Any:
     if not isinstance(leaf.target, (jax.Array, jax.ShapeDtypeStruct)):
         value = source.read(leaf.path, full_box(shape)).view(leaf.info.dtype)
         return value if isinstance(leaf.target, np.ndarray) else type(leaf.target)(value.item())
-    if leaf.info.sharding is None:
-        # No device chosen: stays uncommitted, or a jitted step with a mesh would refuse it.
+    if leaf.array is None:
         array = jnp.array(source.read(leaf.path, full_box(shape)).view(leaf.info.dtype), copy=True)
     else:
-        array = _assembled(leaf, source)
+        # What could not be put together of the shards first chosen for it may be of others.
+        if missing := leaf.array.missing():
+            leaf.array.put({box: source.read(leaf.path, box) for box in missing})
+        array = leaf.array.finish()
     return jax.random.wrap_key_data(array, impl=key_impl(leaf.target)) if is_prng_key(leaf.target) else array
-
-
-def _assembled(leaf: _Leaf, source: BoxSource) -> jax.Array:
-    """Make one array of what was placed, and of what must be put together in another way."""
-    for box, target in leaf.boxes.items():
-        if not target.arrays:
-            target.put(source.read(leaf.path, box).reshape(-1).view(np.uint8))
-    placed = {box: iter(target.arrays) for box, target in leaf.boxes.items()}
-    shards = [next(placed[box]) for box in leaf.order]
-    return jax.make_array_from_single_device_arrays(
-        tuple(leaf.info.shape), leaf.info.sharding, shards, dtype=leaf.info.dtype
-    )
 
 
 def _check_stored(path: str, info: LeafInfo, source: BoxSource) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import cast
@@ -97,28 +98,18 @@ class SlotReader:
         once. Raises CorruptCopyError when the slot was overwritten meanwhile or the checksum differs: `out`
         holds anything then.
         """
-        entry, manifest, header = self._entry(index), self._manifest, self._header
-        if manifest is None or header is None or len(out) != entry.nbytes:
-            raise UsageError(f"{self.path}: {len(out)} bytes for a shard of {entry.nbytes}")
-        intact = self._commit_word() == header.sequence
-        digest = xxhash.xxh3_64()
-        for start in range(0, entry.nbytes if intact else 0, BLOCK_BYTES):
-            block = out[start : start + BLOCK_BYTES]
-            intact = self._pread_into(block, header.data_offset + entry.offset + start) == len(block)
-            if not intact:
-                break
-            if verify:
-                digest.update(cast("bytes", block))
-        if not intact or self._commit_word() != header.sequence:
-            raise CorruptCopyError(f"{self.path}: overwritten while {entry.path!r} was read", path=entry.path)
-        if verify and digest.intdigest() != manifest.checksums[index]:
-            raise CorruptCopyError(
-                f"{self.path}: step {manifest.step}: bytes of {entry.path!r} {format_box(entry.box)} "
-                "do not match their checksum",
-                path=entry.path,
-                box=entry.box,
-                step=manifest.step,
-            )
+        if len(out) != self._entry(index).nbytes:
+            raise UsageError(f"{self.path}: {len(out)} bytes for a shard of {self._entry(index).nbytes}")
+        self._read_blocks(index, lambda start: out[start : start + BLOCK_BYTES], verify=verify)
+
+    def check_shard(self, index: int) -> None:
+        """Read shard `index` of the manifest last read and verify it, in the memory of one block.
+
+        Raises CorruptCopyError as `read_shard_into` does.
+        """
+        nbytes = self._entry(index).nbytes
+        block = np.empty(min(nbytes, BLOCK_BYTES), np.uint8)
+        self._read_blocks(index, lambda start: block[: nbytes - start], verify=True)
 
     def shard_location(self, index: int) -> tuple[int, int, int]:
         """Return the descriptor, and offset and bytes in the file, of shard `index` of the manifest last
@@ -146,6 +137,31 @@ class SlotReader:
         if self._manifest is None:
             raise UsageError(f"{self.path}: read_shard without a manifest; call read_manifest first")
         return self._manifest.static.shards[index]
+
+    def _read_blocks(self, index: int, block_at: Callable[[int], Bytes], *, verify: bool) -> None:
+        """Read a shard into the blocks for each offset in it, one after the other."""
+        entry, manifest, header = self._entry(index), self._manifest, self._header
+        assert manifest is not None  # or `_entry` would have said so
+        first = 0 if header is None else header.data_offset + entry.offset
+        intact = self.is_unchanged()
+        digest = xxhash.xxh3_64()
+        for start in range(0, entry.nbytes if intact else 0, BLOCK_BYTES):
+            block = block_at(start)
+            intact = self._pread_into(block, first + start) == len(block)
+            if not intact:
+                break
+            if verify:
+                digest.update(cast("bytes", block))
+        if not intact or not self.is_unchanged():
+            raise CorruptCopyError(f"{self.path}: overwritten while {entry.path!r} was read", path=entry.path)
+        if verify and digest.intdigest() != manifest.checksums[index]:
+            raise CorruptCopyError(
+                f"{self.path}: step {manifest.step}: bytes of {entry.path!r} {format_box(entry.box)} "
+                "do not match their checksum",
+                path=entry.path,
+                box=entry.box,
+                step=manifest.step,
+            )
 
     def _read_once(self) -> Manifest | None:
         self._header, self._prefix = None, b""

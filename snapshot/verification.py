@@ -141,7 +141,7 @@ def _read_shards(slot: MappedSlot) -> tuple[list[Holding], list[Damage]]:
     damages: list[Damage] = []
     for index, holding in enumerate(slot.manifest.holdings()):
         try:
-            slot.reader.read_shard(index)
+            slot.reader.check_shard(index)
         except CorruptCopyError as error:
             if not slot.is_current():
                 raise _OverwrittenError from error

@@ -73,7 +73,13 @@ class VirtualHost:
             replicas = self._spec.config.replicas
             self._buddies = BuddyKeeper(self.arena, host, replicas, self._pull, self._note_copies)
             root = self._spec.persist_root
-            self._tasks = ArenaTasks(self.arena, self.slice_index, fetch=self._fetch, persist_root=root)
+            self._tasks = ArenaTasks(
+                self.arena,
+                self.slice_index,
+                fetch=self._fetch,
+                persist_root=root,
+                count_writes=self._spec.config.count_writes,
+            )
             if self._spec.persist is not None:
                 self._persister = Persister(
                     self._spec.persist,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -170,6 +171,84 @@ def test_digest_is_that_of_the_whole_state(arenas: tuple[Arena, Arena], address:
     answer = told(ArenaTasks(arenas[0], 0, TOKEN), command)
     assert isinstance(answer, DigestDone)
     assert answer.digest == state_digest([("w", "float32", (4, 3), ROWS.reshape(-1).view(np.uint8))])
+
+
+def fetched(first: int, last: int) -> Transfer:
+    """Rows of the second host on their way to the first, which has the others."""
+    return Transfer(
+        path="w",
+        source=HOSTS[1],
+        target=HOSTS[0],
+        source_box=BOXES[1],
+        piece=((first, last), (0, 3)),
+        target_box=((0, 4), (0, 3)),
+        nbytes=12 * (last - first),
+    )
+
+
+@pytest.mark.parametrize(
+    ("doctored", "message"),
+    [
+        ([fetched(2, 3)], r"written 0 to 1 times, \(3, 0\) 0 times"),
+        ([fetched(2, 4), fetched(3, 4)], r"written 0 to 2 times, \(3, 0\) 2 times"),
+        ([fetched(2, 4), replace(fetched(2, 4), target_box=((2, 5), (0, 3)))], r"\(4, 0\) 0 times"),
+        (
+            [replace(fetched(2, 3), source_box=BOXES[0], piece=((1, 2), (0, 3))), fetched(2, 4)],
+            "no surviving",
+        ),
+    ],
+    ids=["gap", "overlap", "wrong target box", "wrong source box"],
+)
+def test_doctored_plan_is_found_before_what_it_staged_counts(
+    arenas: tuple[Arena, Arena], address: str, doctored: list[Transfer], message: str
+) -> None:
+    tasks = ArenaTasks(arenas[0], 0, TOKEN, count_writes=True)
+    sound = stage({1: address})
+    assert told(tasks, sound) == Staged(slice_index=0, generation=GENERATION)
+    answer = told(tasks, replace(sound, transfers=tuple(doctored)))
+    assert re.search(message, answer.error), answer.error
+    source = arenas[0].find_shards(STEP, GENERATION)
+    assert source.boxes("w") == (BOXES[1],)
+    source.close()
+
+
+def digest_command(address: str, transfers: tuple[Transfer, ...]) -> ComputeDigest:
+    return ComputeDigest(
+        slice_index=0,
+        generation=GENERATION,
+        step=STEP,
+        of_generation=1,
+        purpose="captured",
+        layout=whole_layout(),
+        transfers=transfers,
+        addresses={1: address},
+    )
+
+
+def whole_layout() -> Layout:
+    return transfers()[0]
+
+
+@pytest.mark.parametrize("keep", [slice(0, 1), slice(1, 2)], ids=["the peer's part", "its own part"])
+def test_digest_of_a_state_that_is_not_whole_equals_no_other(
+    arenas: tuple[Arena, Arena], address: str, keep: slice
+) -> None:
+    answer = told(ArenaTasks(arenas[0], 0, TOKEN), digest_command(address, transfers()[1][keep]))
+    assert answer.digest.startswith("captured state: the plan writes 6 of the 12 elements of 'w'")
+
+
+def test_digest_counts_the_writes_to_each_element_when_told_so(
+    arenas: tuple[Arena, Arena], address: str
+) -> None:
+    local, remote = transfers()[1]
+    overlapping = (
+        local,
+        replace(remote, piece=((2, 3), (0, 3)), nbytes=12),
+        replace(remote, piece=((2, 3), (0, 3)), nbytes=12),
+    )
+    command = digest_command(address, overlapping)
+    answer = told(ArenaTasks(arenas[0], 0, TOKEN, count_writes=True), command)
+    assert "0 to 2 times" in answer.digest
 
 
 def test_peer_whose_agent_is_away_is_told_as_an_error_and_not_waited_for(

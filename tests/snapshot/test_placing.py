@@ -25,10 +25,11 @@ from jax_helpers import (
 from snapshot_helpers import flip
 
 from reshard.boxes import Box
-from reshard.errors import MissingShardError
+from reshard.errors import InvariantBrokenError, MissingShardError
+from snapshot import placing
 from snapshot.arena import Arena
-from snapshot.placing import _Scratch
 from snapshot.restore import restore
+from snapshot.scratch import Scratch
 from snapshot.tree import flatten, layout_of, target_of
 
 ROWS = np.arange(24 * 8, dtype=np.float32).reshape(24, 8)
@@ -37,6 +38,11 @@ ROWS = np.arange(24 * 8, dtype=np.float32).reshape(24, 8)
 @pytest.fixture(autouse=True)
 def _use_threads_however_little_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("snapshot.copying.MIN_BYTES_A_THREAD", 1)
+
+
+@pytest.fixture(autouse=True, params=[placing.MAX_TOGETHER_BYTES, 0], ids=["together", "box by box"])
+def _put_arrays_in_both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("snapshot.placing.MAX_TOGETHER_BYTES", request.param)
 
 
 class Counting:
@@ -89,7 +95,7 @@ def test_each_shard_is_read_once_whatever_boxes_need_it(
     with captured(root, state, mesh) as arenas:
         source = Counting(source_of(arenas))
         target = [struct(on(*mesh_of), *spec) for _ in state]
-        restored = restore(target, source, num_threads=num_threads)
+        restored = restore(target, source, num_threads=num_threads, count_writes=True)
         for index, leaf in enumerate(restored):
             assert_values(leaf, ROWS + 1000 * index)
         assert source.reads == {
@@ -155,7 +161,7 @@ def test_restored_arrays_share_no_memory_and_are_donated_in_place(root: Path) ->
 
 
 def test_buffers_that_are_used_again_cannot_become_arrays_in_place() -> None:
-    scratch = _Scratch()
+    scratch = Scratch()
     for nbytes in (1, 64, 4096, 3 << 20, 64):
         buffer = scratch.take(nbytes)
         assert len(buffer) == nbytes
@@ -170,7 +176,7 @@ def test_buffers_that_are_used_again_cannot_become_arrays_in_place() -> None:
 def test_array_that_was_made_in_place_all_the_same_is_copied(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("snapshot.placing._OFFSET_BYTES", 0)  # as if JAX could use any buffer
+    monkeypatch.setattr("snapshot.scratch._OFFSET_BYTES", 0)  # as if JAX could use any buffer
     mesh = make_mesh()
     state = [put(mesh, ROWS + index, "data") for index in range(4)]
     with captured(root, state, mesh) as arenas:
@@ -194,11 +200,38 @@ def test_helpers_keep_64_bit_numbers_where_the_caller_has_them(root: Path) -> No
             assert_values(leaf, ROWS.astype(np.float64) * np.pi + index)
 
 
+@pytest.mark.parametrize(
+    ("doctor", "message"),
+    [
+        (lambda cover: cover[:-1], "0 to 1 times"),
+        (lambda cover: [*cover, cover[0]], "1 to 2 times"),
+        (lambda cover: [*cover[:-1], cover[0]], "0 to 2 times"),
+    ],
+    ids=["gap", "overlap", "wrong box"],
+)
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_counting_finds_a_box_that_is_put_together_wrongly(
+    root: Path, monkeypatch: pytest.MonkeyPatch, num_threads: int, doctor: Any, message: str
+) -> None:
+    mesh = make_mesh()
+    state = [put(mesh, ROWS + index, "data", "model") for index in range(3)]
+    cover = placing._cover
+    monkeypatch.setattr("snapshot.placing._cover", lambda box, stored: doctor(cover(box, stored)))
+    with captured(root, state, mesh) as arenas:
+        source = source_of(arenas)
+        target = [struct(on(4, (2, 2)), "data", "model") for _ in state]
+        restore(target, source, num_threads=num_threads)  # unnoticed: what it costs is paid when debugging
+        with pytest.raises(InvariantBrokenError, match=message) as info:
+            restore(target, source, num_threads=num_threads, count_writes=True)
+        assert info.value.path in ("[0]", "[1]", "[2]")
+        source.close()
+
+
 def test_threads_restore_every_kind_of_leaf(root: Path) -> None:
     state = every_kind_of_leaf(make_mesh())
     with captured(root, state, make_mesh()) as arenas:
         source = Counting(source_of(arenas))
-        restored = restore(target_of(state), source, num_threads=4)
+        restored = restore(target_of(state), source, num_threads=4, count_writes=True)
         source.close()
     assert device_checksums(restored) == device_checksums(state)
     assert flatten(restored).paths == flatten(state).paths

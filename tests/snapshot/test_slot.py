@@ -7,12 +7,16 @@ import os
 import stat
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from snapshot_helpers import flip, make_slot, shard_data, small_static, write
+from snapshot_helpers import HOST, flip, make_slot, shard_data, small_static, write
 
 from reshard.errors import CorruptCopyError, UsageError
+from reshard.layout import ArrayLayout, Layout, MeshLayout
+from snapshot.copying import BLOCK_BYTES
+from snapshot.manifest import make_static
 from snapshot.slot import SlotWriter, allocate_slot, required_bytes, write_slot
 from snapshot.slot_reader import SlotReader
 
@@ -167,3 +171,25 @@ def test_write_slot_leaves_nothing_behind_when_a_shard_has_the_wrong_size(root: 
     with pytest.raises(UsageError, match="its box needs 24"):
         write_slot(root / "stage", static, [*data[:2], b"x"], step=1, generation=1, position=0)
     assert list(root.iterdir()) == []
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, BLOCK_BYTES, BLOCK_BYTES + 1, 2 * BLOCK_BYTES + 7])
+def test_shard_is_checked_whole_in_the_memory_of_one_block(root: Path, nbytes: int) -> None:
+    path = root / "slot0"
+    array = ArrayLayout(path="w", shape=(nbytes,), dtype="uint8", itemsize=1)
+    mesh = MeshLayout(axis_names=("data",), axis_sizes=(1,), hosts=(HOST,))
+    static = make_static(HOST, Layout(mesh=mesh, arrays=(array,)), [("w", ((0, nbytes),))])
+    data = np.random.default_rng(0).bytes(nbytes)
+    write_slot(path, static, [data], step=1, generation=1, position=0)
+    with SlotReader(path) as reader:
+        reader.read_manifest()
+        reader.check_shard(0)
+        assert reader.read_shard(0).tobytes() == data
+        if nbytes:
+            offset, last = reader.shard_location(0)[1], nbytes - 1
+            for damaged in {0, nbytes // 2, last}:
+                flip(path, offset + damaged)
+                with pytest.raises(CorruptCopyError, match="do not match their checksum"):
+                    reader.check_shard(0)
+                flip(path, offset + damaged)
+            reader.check_shard(0)
