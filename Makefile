@@ -85,7 +85,7 @@ proto-check: $(INSTALLED_TEST)
 		done; echo "$$proto: generated code is current"; \
 	done
 
-bench: $(INSTALLED) ## Run the benchmarks (SMOKE=1: small)
+bench: $(INSTALLED_TEST) ## Run the benchmarks (SMOKE=1: small)
 	@mkdir -p runs/bench
 	@for bench in $(BENCHES); do echo "== $$bench"; $(BIN)/python $$bench $(if $(SMOKE),--smoke) $(ARGS); done
 

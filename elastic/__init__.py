@@ -14,7 +14,7 @@ Importing it does not import JAX.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from reshard.errors import (
     ElasticError,
@@ -27,6 +27,10 @@ from reshard.errors import (
 from reshard.ids import HostId
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import jax
+
     from elastic.sessions import Session
 
 __all__ = [
@@ -37,6 +41,7 @@ __all__ = [
     "JobFailedError",
     "MissingShardError",
     "UsageError",
+    "mean_value_and_grad",
     "session",
 ]
 
@@ -51,3 +56,17 @@ def session(*, seed: int | None = None) -> Session:
     from elastic.connect import open_session
 
     return open_session(seed=seed)
+
+
+def mean_value_and_grad(
+    loss_fn: Callable[..., jax.Array], *, weight_key: str = "weight"
+) -> Callable[..., tuple[jax.Array, Any]]:
+    """The function `(params, batch, *arguments) → (mean loss, its gradients)` over exactly the global batch.
+
+    `loss_fn(params, rows, *arguments)` returns one loss for each of the rows: shape `[rows]`. `batch` comes
+    from `world.batches(weight_key=...)`; micro-batches, where it has them, run one after the other. Raises
+    UsageError when the batch has no weights, or the losses another shape.
+    """
+    from elastic.mean_gradients import mean_value_and_grad
+
+    return mean_value_and_grad(loss_fn, weight_key)

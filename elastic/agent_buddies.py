@@ -16,8 +16,7 @@ from typing import Any
 from elastic.protocol import Replicated
 from reshard.errors import ElasticError
 from reshard.ids import HostId
-from reshard.layout import Layout
-from reshard.redundancy import BuddyCopy, buddies, captures
+from reshard.redundancy import BuddyCopy, host_buddies, needs_buddies
 from snapshot.arena import Arena
 from snapshot.buddy_slots import BuddySlots
 from snapshot.dataplane import TlsFiles, Wanted, fetch
@@ -242,15 +241,9 @@ class BuddyKeeper:
     def _kept_in(self, manifest: Manifest) -> _Kept:
         if self._kept is None or self._kept.generation != manifest.generation:
             layout = manifest.static.layout
-            kept = copies_kept(layout, self._replicas)
-            if not any(kept.values()):
+            if not needs_buddies(layout, self._replicas):
                 self._idle_generation = manifest.generation
-            copies = kept[self._host]
+            copies = host_buddies(layout, self._host, self._replicas)
             static = make_static(self._host, layout, [(copy.path, copy.box) for copy in copies])
             self._kept = _Kept(manifest.generation, static, copies)
         return self._kept
-
-
-def copies_kept(layout: Layout, replicas: int) -> dict[HostId, tuple[BuddyCopy, ...]]:
-    """What each host keeps for others of a state with this layout."""
-    return buddies(layout, captures(layout, replicas), replicas)

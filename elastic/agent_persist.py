@@ -17,8 +17,7 @@ import tenacity
 from elastic.events import FinishPersist, Persisted, PersistSettled, SharePersisted, SnapshotSummary
 from elastic.job import PersistSpec
 from reshard.errors import ElasticError, RetryLaterError, UsageError
-from reshard.persist_shares import persist_shares
-from reshard.redundancy import captures
+from reshard.persist_shares import host_persist_shares
 from snapshot.arena import Arena
 from snapshot.manifest import Manifest
 from snapshot.persist import abort, begin
@@ -210,7 +209,6 @@ class Persister:
         try:
             manifest = _read_manifest(pinned)
             layout = manifest.static.layout
-            shares = persist_shares(layout, captures(layout, self._replicas))
             staging = self._staging(share.generation, share.step)
             job = WriteJob(
                 staging=str(staging),
@@ -219,7 +217,7 @@ class Persister:
                 generation=share.generation,
                 layout=layout,
                 tree=self._tree,
-                shards=shares[manifest.static.host],
+                shards=host_persist_shares(layout, manifest.static.host, self._replicas),
             )
             result = share.run(job)
         finally:

@@ -15,6 +15,7 @@ from reshard.errors import UsageError
 MAX_INTERVAL_STEPS = 10_000
 MAX_INTERVAL_S = 60.0
 SMOOTHING = 0.2
+MIN_STEP_S = 1e-9  # nothing that was measured; a fraction of it must not become zero
 """The weight of a new sample; a sample counts as at most twice what was expected, so that one long
 evaluation, say, does not pass for a slow step.
 """
@@ -126,7 +127,7 @@ def next_interval(cadence: Cadence, measured: Measured, current: int = 1) -> int
     """
     if isinstance(cadence, EverySteps):
         return cadence.steps
-    if measured.step_s <= 0:
+    if measured.step_s < MIN_STEP_S:
         return 1
     if isinstance(cadence, EverySeconds):
         left_s = max(cadence.seconds - measured.since_s, 0.0)

@@ -13,7 +13,6 @@ from elastic.events import Captured, host_of
 from elastic.records import CorruptionSuspected, SuspectBox
 from reshard.copies import CopyIndex, Disagreement
 from reshard.layout import Layout
-from reshard.redundancy import captures
 
 MAX_STEPS = 4
 """Captures whose checksums are kept while some slices have not told theirs yet; and newer ones for which a
@@ -136,7 +135,7 @@ class CopyCheck:
         if is_audit:
             index = self.device_index or CopyIndex.of_devices(layout)
             return replace(self, device_index=index), index
-        index = self.stored_index or CopyIndex.of_captures(captures(layout, replicas))
+        index = self.stored_index or CopyIndex.of_captures(layout, replicas)
         return replace(self, stored_index=index), index
 
 

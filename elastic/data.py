@@ -1,20 +1,17 @@
-"""Batches of a world: the same global batch and sample order whatever is alive, journalled before they
-are used.
-"""
+"""The rows of a global batch, read from a data set and put on a mesh."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from reshard.batches import split_batch
-from reshard.errors import InvariantBrokenError, UsageError
-from snapshot.arena import Arena
-from snapshot.journal import JournalRecord
+from reshard.batches import plan_batch
+from reshard.errors import UsageError
 
 Rows = dict[str, np.ndarray[Any, Any]]
 
@@ -45,90 +42,87 @@ def read_rows(dataset: Dataset, ids: Sequence[int] | np.ndarray[Any, Any]) -> Ro
     return {key: np.stack([np.asarray(sample[key]) for sample in samples]) for key in samples[0]}
 
 
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Which sample of the batch is at each place, and its weight, as in `reshard.batches.BatchPlan`."""
+
+    rows: np.ndarray[Any, np.dtype[np.int64]]
+    weights: np.ndarray[Any, np.dtype[np.float32]]
+
+
 class BatchMaker:
     """Makes global batches on a mesh: rows split over `batch_axis`, whole on the other axes.
 
-    Every process reads only the rows of its own devices. When the global batch does not divide, rows are
-    padded (with real samples) and `weight_key` holds 1 for a real row and 0 for padding; a loss must be
-    the weighted mean.
+    Every process reads only the rows of its own devices. With `max_rows_per_device` arrays are
+    `[micro-batches, rows, ...]`, else `[rows, ...]`. When the global batch does not divide, rows are padded
+    (with real samples) and `weight_key` holds 1 for a real row and 0 for padding; a loss must be the weighted
+    mean. Raises UsageError when rows would have to be padded and there is no `weight_key`.
     """
 
     def __init__(
-        self, mesh: Mesh, batch_axis: str, dataset: Dataset, global_batch: int, weight_key: str | None
+        self,
+        mesh: Mesh,
+        batch_axis: str,
+        dataset: Dataset,
+        global_batch: int,
+        weight_key: str | None,
+        max_rows_per_device: int | None = None,
     ) -> None:
         num_shards = int(mesh.shape[batch_axis])
-        self._split = split_batch(global_batch, num_shards)
-        if self._split.num_padding_rows and weight_key is None:
-            raise UsageError(
-                f"a global batch of {global_batch} does not divide over {num_shards} replicas",
-                remedy="Give batches(weight_key=...) and weight the loss, or choose another global batch.",
-            )
+        self._usual = plan_batch(global_batch, num_shards, max_rows_per_device)
         self._weight_key = weight_key
         self._dataset = dataset
-        self._sharding = NamedSharding(mesh, PartitionSpec(batch_axis))
-        self._num_rows = num_shards * self._split.rows_per_shard
-        self._order = self._split.rows().reshape(-1)
-        self._weights = self._split.weights().reshape(-1)
-        indices = self._sharding.addressable_devices_indices_map((self._num_rows,))
-        self._local = {
-            device: slice(*index[0].indices(self._num_rows)[:2])
-            for device, index in indices.items()
-            if index is not None
+        self._max_rows = max_rows_per_device
+        spec = PartitionSpec(batch_axis) if max_rows_per_device is None else PartitionSpec(None, batch_axis)
+        self._sharding = NamedSharding(mesh, spec)
+        one_row = (num_shards,) if max_rows_per_device is None else (1, num_shards)
+        indices = self._sharding.addressable_devices_indices_map(one_row)
+        self._shard_of = {
+            device: index[-1].start or 0 for device, index in indices.items() if index is not None
         }
+        self._places: dict[int, _Places] = {}
+        self._places_for(global_batch)
 
     def make(self, sample_ids: np.ndarray[Any, Any]) -> dict[str, jax.Array]:
-        """The global batch of these samples, a dict of arrays `[rows, ...]` on the mesh."""
-        ordered = sample_ids[self._order]
-        parts: dict[tuple[int, int], Rows] = {}
-        for part in self._local.values():
-            key = (part.start, part.stop)
-            if key not in parts:
-                parts[key] = read_rows(self._dataset, ordered[part])
-                if self._weight_key is not None:
-                    parts[key][self._weight_key] = self._weights[part]
+        """The global batch of these samples, a dict of arrays on the mesh.
+
+        Fewer samples than usual come in arrays of the usual shape, so that nothing is compiled for them.
+        """
+        places = self._places_for(len(sample_ids))
+        parts: dict[int, Rows] = {}
+        for shard in self._shard_of.values():
+            if shard not in parts:
+                parts[shard] = self._read(sample_ids, places, shard)
         names = next(iter(parts.values()))
         return {name: self._global(name, parts) for name in names}
 
-    def _global(self, name: str, parts: dict[tuple[int, int], Rows]) -> jax.Array:
-        shards = [
-            jax.device_put(parts[part.start, part.stop][name], device) for device, part in self._local.items()
-        ]
-        shape = (self._num_rows, *shards[0].shape[1:])
-        return jax.make_array_from_single_device_arrays(shape, self._sharding, shards)
+    def _places_for(self, count: int) -> _Places:
+        if count not in self._places:
+            usual = self._usual
+            fits = count <= usual.num_places
+            plan = usual.holding(count) if fits else plan_batch(count, usual.num_shards, self._max_rows)
+            if plan.num_padding_rows and self._weight_key is None:
+                parts = f" × {plan.num_micro_batches} micro-batches" * (plan.num_micro_batches > 1)
+                raise UsageError(
+                    f"a global batch of {count} does not divide over {plan.num_shards} replicas{parts}",
+                    remedy="Give batches(weight_key=...) and weight the loss, or another global batch.",
+                )
+            self._places[count] = _Places(plan.rows(), plan.weights())
+        return self._places[count]
 
+    def _read(self, sample_ids: np.ndarray[Any, Any], places: _Places, shard: int) -> Rows:
+        """One shard's rows of all micro-batches, in the shape that its devices hold."""
+        chosen = places.rows[:, shard]
+        rows = dict(read_rows(self._dataset, sample_ids[chosen.reshape(-1)]))
+        if self._weight_key is not None:
+            rows[self._weight_key] = places.weights[:, shard].reshape(-1)
+        if self._max_rows is None:
+            return rows
+        return {name: part.reshape(*chosen.shape, *part.shape[1:]) for name, part in rows.items()}
 
-class StepJournal:
-    """Writes which samples a step uses into the journal of every host here, before the step is
-    dispatched.
-
-    A step that was journalled before (it is run again after a recovery) must use the same samples.
-    """
-
-    def __init__(
-        self, arenas: Iterable[Arena], generation: int, restored_step: int, *, is_kept: bool
-    ) -> None:
-        self._arenas = tuple(arenas) if is_kept else ()
-        self._generation = generation
-        self._known: dict[int, list[int]] = {}
-        self.step = -1
-        self.position = 0
-        """The place in the sample stream after the step in hand."""
-        for arena in self._arenas:
-            reader = arena.journal_reader()
-            for record in reader.since(restored_step):
-                self._known[record.step] = [int(sample) for sample in record.sample_ids]
-            reader.close()
-
-    def write(self, step: int, ids: np.ndarray[Any, Any], position: int) -> None:
-        """Journal a step. Raises InvariantBrokenError when it used other samples before."""
-        samples = ids.tolist()
-        if self._known.get(step, samples) != samples:
-            raise InvariantBrokenError(
-                f"step {step} used other samples before",
-                remedy="The data set, its order or the seed has changed since; restore them.",
-                step=step,
-            )
-        record = JournalRecord(step=step, generation=self._generation, position=position, sample_ids=samples)
-        for arena in self._arenas:
-            arena.journal().append(record)
-        self.step, self.position = step, position
+    def _global(self, name: str, parts: dict[int, Rows]) -> jax.Array:
+        shards = [jax.device_put(parts[shard][name], device) for device, shard in self._shard_of.items()]
+        rows_dim = 0 if self._max_rows is None else 1
+        shape = list(shards[0].shape)
+        shape[rows_dim] *= self._usual.num_shards
+        return jax.make_array_from_single_device_arrays(tuple(shape), self._sharding, shards)

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Literal
 
 from elastic.records import Record
+from reshard.batch_sizes import NewSteps
 from reshard.boxes import Box
 from reshard.holdings import Holding
 from reshard.ids import HostId
@@ -80,6 +81,8 @@ class WorldSpec:
     """Whether the agents write snapshots to a persistent tier: they must know the tree of the state."""
     left_out: tuple[tuple[HostId, str, Box], ...] = ()
     """Copies of the snapshot to restore that must not be read, because others contradict them."""
+    new_steps: tuple[NewSteps, ...] = ()
+    """The worlds in which the steps after the restored one were new; this one comes last."""
     count_writes: bool = False
     """Whether the restore counts that each element is written exactly once."""
 

@@ -10,6 +10,7 @@ from elastic.moves_fence import fence, shrink
 from elastic.moves_persist import refuse
 from elastic.moves_run import finish
 from elastic.turn import Turn
+from reshard.batch_sizes import begin_world, worlds_since
 
 MAX_RETRIES = 3
 
@@ -51,10 +52,18 @@ def assign(turn: Turn) -> None:
     """Tell each worker its place in the new world."""
     state = turn.state
     turn.enter(Phase.REBUILDING, within_s=state.config.timing.rebuild_s)
+    restored_step = state.choice.step if state.choice else -1
+    new_steps = begin_world(
+        state.new_steps,
+        restored_step=restored_step,
+        newest_committed=state.newest_committed,
+        generation=state.generation,
+        num_slices=len(state.world),
+    )
     if not state.rehearsing:
         # From now on this world may capture: what was captured beyond its step before is left behind.
-        restored_step = state.choice.step if state.choice else -1
-        turn.change(restored_steps=(*state.restored_steps, (state.generation, restored_step)))
+        restored_steps = (*state.restored_steps, (state.generation, restored_step))
+        turn.change(restored_steps=restored_steps, new_steps=new_steps)
     copies = state.choice.left_out if state.choice else ()
     left_out = tuple((copy.host, copy.path, copy.box) for copy in copies)
     for rank, index in enumerate(state.world):
@@ -76,6 +85,7 @@ def assign(turn: Turn) -> None:
                     replicas=state.config.replicas,
                     persists=state.config.persists,
                     audit_every=state.config.audit_every,
+                    new_steps=worlds_since(new_steps, restored_step + 1),
                     count_writes=state.config.count_writes,
                 ),
             )

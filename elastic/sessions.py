@@ -42,6 +42,7 @@ class Session:
                     cadence=self._spec.cadence,
                     copy_threads=self._spec.copy_threads,
                     seed=self._spec.seed,
+                    full_slices=self._spec.config.num_slices,
                 )
             except ElasticError as error:
                 self._link.user_failed(str(error), error.exit_status)

@@ -8,6 +8,7 @@ from typing import Any
 from elastic.choose import Choice
 from elastic.copy_check import CopyCheck
 from elastic.events import Phase, SnapshotSummary, WorkerState, host_of
+from reshard.batch_sizes import NewSteps
 from reshard.errors import UsageError
 from reshard.ids import HostId
 
@@ -155,6 +156,8 @@ class JobState:
     """The newest committed step when the current recovery began: a step beyond it is new."""
     restored_steps: tuple[tuple[int, int], ...] = ()
     """Generation and step of every restore that went as far as the workers (-1: a fresh state)."""
+    new_steps: tuple[NewSteps, ...] = ()
+    """Which world was the first to make each step, for how many samples it takes when it is run again."""
     world_generation: int = 0
     """The generation of the newest world that was decided."""
     choice: Choice | None = None

@@ -15,7 +15,7 @@ from elastic.paced_capture import Paced, PacedCapture
 from elastic.ports import Link, Room, Runtime
 from reshard.errors import MissingShardError, UsageError
 from reshard.ids import HostId
-from reshard.redundancy import buddies, captures
+from reshard.redundancy import host_buddies, host_captures, needs_buddies
 from snapshot.audit import Auditor
 from snapshot.capture import Capturer
 from snapshot.capture_slots import MIN_SLOTS
@@ -188,17 +188,16 @@ class StateKeeper:
             self._link.described(describe_tree(state))
         devices = [device.id for device in self._mesh.devices.flat]
         auditor = Auditor(layout, devices, self._link.arenas())
-        chosen = captures(layout, self._spec.replicas)
-        kept = buddies(layout, chosen, self._spec.replicas)
-        self._has_buddies = any(kept.values())
+        replicas = self._spec.replicas
+        self._has_buddies = needs_buddies(layout, replicas)
+        in_mesh = set(layout.mesh.distinct_hosts())
         for host, arena in self._link.arenas().items():
-            if host not in chosen:
+            if host not in in_mesh:
                 continue
             own = [device_id for device_id, owner in hosts.items() if owner == host]
-            capturer = Capturer(
-                arena, layout, host, chosen[host], device_ids=own, num_threads=self._copy_threads
-            )
-            shards = [(copy.path, copy.box) for copy in kept[host]]
+            chosen = host_captures(layout, host, replicas)
+            capturer = Capturer(arena, layout, host, chosen, device_ids=own, num_threads=self._copy_threads)
+            shards = [(copy.path, copy.box) for copy in host_buddies(layout, host, replicas)]
             self._buddy_bytes[host] = required_bytes(make_static(host, layout, shards)) if shards else 0
             is_small = self._num_records <= SMALL_JOURNAL_RECORDS
             self._reserve(

@@ -15,14 +15,15 @@ from jax.sharding import Mesh
 
 from elastic.cadence import Cadence
 from elastic.compile_watch import CompileWatch
-from elastic.data import BatchMaker, Dataset, StepJournal
+from elastic.data import BatchMaker, Dataset
 from elastic.events import WorldSpec
+from elastic.feed import Feed
 from elastic.meshes import mesh_of
 from elastic.ports import JobOver, Link, Runtime, WorldLost
 from elastic.protocol import WorkerCommitted
 from elastic.state_keeper import StateKeeper, StateMemory
 from elastic.step_errors import clear_frames, may_be_loss
-from reshard.batches import sample_ids
+from reshard.batch_sizes import LrRule, choose_batch_size
 from reshard.errors import ElasticError, UsageError
 
 CONFIRM_S = 60.0
@@ -48,6 +49,7 @@ class World:
         cadence: Cadence,
         copy_threads: int | None,
         seed: int,
+        full_slices: int,
     ) -> None:
         self._spec = spec
         self._link = link
@@ -56,11 +58,12 @@ class World:
         self._cadence = cadence
         self._copy_threads = copy_threads
         self._seed = seed
+        self._full_slices = full_slices
         self._compiles = CompileWatch.shared()
         self._mesh: Mesh | None = None
         self._elastic_axis = "data"
         self._keeper: StateKeeper | None = None
-        self._journal: StepJournal | None = None
+        self._feed: Feed | None = None
         self._left = False
         self._step = -1 if spec.restore_step is None else spec.restore_step
         self._position = spec.restore_position
@@ -85,6 +88,14 @@ class World:
     def newest_step(self) -> int:
         """The newest step whose effect is in the state (-1: none)."""
         return self._step
+
+    @property
+    def lr_scale(self) -> float:
+        """What to multiply the learning rate by at the step in hand; 1 unless `batches(slice_batch=...)`.
+
+        Pass it to the jitted step as an argument: it may differ from step to step.
+        """
+        return 1.0 if self._feed is None else self._feed.lr_scale
 
     @property
     def devices(self) -> tuple[jax.Device, ...]:
@@ -133,37 +144,52 @@ class World:
         self,
         dataset: Dataset,
         *,
-        global_batch: int,
+        global_batch: int | None = None,
+        slice_batch: int | None = None,
+        lr_rule: LrRule | None = None,
+        max_rows_per_device: int | None = None,
         num_steps: int | None = None,
         weight_key: str | None = None,
         batch_axis: str | None = None,
     ) -> Iterator[tuple[int, dict[str, jax.Array]]]:
-        """Yield `(step, batch)` from where the state stands: the same samples in the same order whatever is
-        alive.
+        """Yield `(step, batch)` from where the state stands: the samples in the same order whatever is alive.
 
-        `batch` is a dict of arrays `[rows, ...]`, rows split over `batch_axis` (default: the axis that spans
-        what is alive). Which samples a step uses is in every host's journal before the step is dispatched.
-        Ends after `num_steps` steps of the run, and at a step boundary when the topology is to change.
-        Raises WorldLost when the world was given up.
+        A step takes `global_batch` samples, or `slice_batch` for each slice alive; then `lr_scale` follows
+        `lr_rule` ("linear", "sqrt" or "none"), and a step that was committed before a loss is run again with
+        as many samples as it had then. `batch` is a dict of arrays `[rows, ...]`, rows split over
+        `batch_axis` (default: the axis that spans what is alive); with `max_rows_per_device`
+        `[micro-batches, rows, ...]`, of as few micro-batches as keep that bound. Where rows do not divide,
+        `weight_key` names the array that has 1 for a real row and 0 for padding: the loss must be the mean
+        weighted by it (`elastic.mean_value_and_grad`).
+
+        Which samples a step uses is in every host's journal before the step is dispatched. Ends after
+        `num_steps` steps of the run, and at a step boundary when the topology is to change. Raises WorldLost
+        when the world was given up, UsageError for arguments that do not fit.
         """
         if self._mesh is None or self._keeper is None:
             raise UsageError("world.batches before world.restore", remedy="Call world.restore(...) first.")
-        axis = batch_axis or self._elastic_axis
-        self._num_steps = num_steps
-        self._keeper.reserve_journal(global_batch)
-        maker = BatchMaker(self._mesh, axis, dataset, global_batch, weight_key)
-        self._journal = StepJournal(
-            self._link.arenas().values(), self.generation, self._step, is_kept=not self._spec.rehearsal
+        size = choose_batch_size(
+            global_batch=global_batch,
+            slice_batch=slice_batch,
+            lr_rule=lr_rule,
+            full_slices=self._full_slices,
+            is_weighted=weight_key is not None,
         )
+        self._num_steps = num_steps
+        self._keeper.reserve_journal(size.global_batch(self._full_slices))
+        axis = batch_axis or self._elastic_axis
+        usual = size.global_batch(len(self.slices))
+        maker = BatchMaker(self._mesh, axis, dataset, usual, weight_key, max_rows_per_device)
+        arenas = self._link.arenas().values()
+        feed = Feed(self._spec, size, maker, dataset, self._seed, arenas, self._position)
+        self._feed = feed
         while num_steps is None or self._step + 1 < num_steps:
             self._check()
             if self._must_stop():
                 return
             step = self._step + 1
             self._step_began_s = time.perf_counter()
-            ids, _ = sample_ids(self._seed, self._position, global_batch, len(dataset))
-            self._journal.write(step, ids, self._position + len(ids))
-            yield step, maker.make(ids)
+            yield step, feed.take(step)
             if self._step != step:
                 raise UsageError(
                     f"step {step} was not committed",
@@ -177,9 +203,9 @@ class World:
         devices, WorldLost when the world was given up, UsageError for another step than that of the batch in
         hand.
         """
-        if step == self._step and self._journal is not None:
+        if step == self._step and self._feed is not None:
             raise UsageError(f"step {step} was committed twice", remedy="Commit once for every batch.")
-        if self._journal is None or self._keeper is None or step != self._journal.step:
+        if self._feed is None or self._keeper is None or step != self._feed.step:
             raise UsageError(f"commit of step {step}, but the batch in hand is of step {self._step + 1}")
         jax.block_until_ready((state, metrics))
         ready_s = time.perf_counter()
@@ -188,7 +214,7 @@ class World:
             self._keeper.settle()
             self._link.left(self.generation)
             raise _Rehearsed
-        self._position = self._journal.position
+        self._position = self._feed.position
         began_s = self._step_began_s if self._committed_s is None else self._committed_s
         paced = self._keeper.after_step(
             state,

@@ -5,15 +5,18 @@ Executing a plan (`reshard.execute`), box arithmetic (`reshard.boxes`), the expl
 imported by path.
 """
 
-from reshard.batches import sample_ids, split_batch
+from reshard.batches import plan_batch, sample_ids
 from reshard.boxes import Box
 from reshard.coverage import newest_covered_step
 from reshard.errors import ElasticError
 from reshard.holdings import Holding, layout_holdings
 from reshard.ids import HostId
-from reshard.layout import ArrayLayout, Layout, MeshLayout
-from reshard.planner import Plan, Transfer, make_plan
+from reshard.layout import ArrayLayout, Layout
+from reshard.mesh import MeshLayout
+from reshard.plan import Plan
+from reshard.planner import make_plan
 from reshard.redundancy import captures
+from reshard.transfer import Transfer
 
 __all__ = [
     "ArrayLayout",
@@ -29,6 +32,6 @@ __all__ = [
     "layout_holdings",
     "make_plan",
     "newest_covered_step",
+    "plan_batch",
     "sample_ids",
-    "split_batch",
 ]

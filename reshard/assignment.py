@@ -8,74 +8,16 @@ most one array less than the number of sources is cut in a pool.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from reshard.balance import Bytes, even_shares
-from reshard.grid import Column, num_elements
-from reshard.matching import Match
-from reshard.plan_rows import ArrayClass, Rows, cut_dim
+from reshard.grid import Column
+from reshard.pattern import Pattern
+from reshard.plan_rows import Rows
 from reshard.runs import Runs
-
-
-@dataclass(slots=True, eq=False)
-class Pattern:
-    """Arrays that are partitioned and held alike, what each host needs of them, and from where."""
-
-    match: Match
-    classes: list[ArrayClass] = field(default_factory=list)
-    nbytes: Column = field(init=False)
-    """Bytes of each piece over all the arrays: `[n]`."""
-    _stacked: tuple[list[Column], Column, Column] | None = None
-
-    def __post_init__(self) -> None:
-        self.nbytes = np.zeros(len(self.match.target), np.int64)
-
-    def add(self, of_class: ArrayClass) -> None:
-        """Take in more arrays."""
-        piece = self.match.piece
-        elements = num_elements(of_class.edges, piece.low, piece.high)
-        self.nbytes += elements * (of_class.itemsize * len(of_class.paths))
-        self.classes.append(of_class)
-
-        self._stacked = None
-
-    @property
-    def num_arrays(self) -> int:
-        """The number of arrays."""
-        return sum(len(of_class.paths) for of_class in self.classes)
-
-    def array_bytes(self, row: int) -> Column:
-        """Return the bytes of a piece in each array: `[num_arrays]`."""
-        edges, itemsizes, class_of = self._stack()
-        nbytes = itemsizes.copy()
-        low, high = self.match.piece.low[row].tolist(), self.match.piece.high[row].tolist()
-        for along, start, stop in zip(edges, low, high, strict=True):
-            nbytes *= along[:, stop] - along[:, start]
-        return nbytes[class_of]
-
-    def cut_length(self, row: int, array: int) -> int:
-        """Return the length of the dim along which a piece of one array is cut."""
-        edges, _, class_of = self._stack()
-        low, high = self.match.piece.low[row].tolist(), self.match.piece.high[row].tolist()
-        of_class = class_of[array]
-        ends = zip(edges, low, high, strict=True)
-        lengths = [int(along[of_class, stop] - along[of_class, start]) for along, start, stop in ends]
-        return lengths[cut_dim(lengths)] if lengths else 1
-
-    def _stack(self) -> tuple[list[Column], Column, Column]:
-        """Return by dim the edges of all classes, their itemsizes, and the class of each array."""
-        if self._stacked is None:
-            rank = self.match.piece.low.shape[1]
-            self._stacked = (
-                [np.stack([of_class.edges[dim] for of_class in self.classes]) for dim in range(rank)],
-                np.array([of_class.itemsize for of_class in self.classes]),
-                np.repeat(np.arange(len(self.classes)), [len(c.paths) for c in self.classes]),
-            )
-        return self._stacked
-
 
 _Point = tuple[int, int, int]
 """A place in a row of demands: (demand, array, elements of its cut dim)."""
@@ -105,14 +47,12 @@ def assign(patterns: Sequence[Pattern], num_hosts: int, *, min_cut_bytes: int) -
                 is_split[demand] = True
                 part = (int(demands.row[demand]), place, *of_demand)
                 parts[demands.pattern[demand]].append(part)
-    whole = ~is_split
+    whole = np.flatnonzero(~is_split)
+    whole = whole[np.argsort(demands.pattern[whole], kind="stable")]
+    ends = np.searchsorted(demands.pattern[whole], np.arange(len(patterns)), side="right")
+    of_pattern = np.split(whole, ends[:-1])
     return [
-        _rows(
-            pattern,
-            demands.row[(demands.pattern == number) & whole],
-            source[(demands.pattern == number) & whole],
-            parts[number],
-        )
+        _rows(pattern, demands.row[of_pattern[number]], source[of_pattern[number]], parts[number])
         for number, pattern in enumerate(patterns)
     ]
 
@@ -169,24 +109,30 @@ def _split_points(
 ) -> list[_Point]:
     """Return where each source's run begins among demands `start` to `stop`, and where the last one ends."""
     ends = np.cumsum(demands.nbytes[start:stop])
+    offsets = np.cumsum(share)[:-1]
     points: list[_Point] = [(start, 0, 0)]
-    for offset in np.cumsum(share)[:-1].tolist():
-        at = int(np.searchsorted(ends, offset, side="right"))
+    known, array_bytes = -1, demands.row
+    for offset, at in zip(
+        offsets.tolist(), np.searchsorted(ends, offsets, side="right").tolist(), strict=True
+    ):
         if at >= len(ends):
             points.append((stop, 0, 0))
             continue
         demand = start + at
-        pattern = patterns[demands.pattern[demand]]
+        pattern, row = patterns[demands.pattern[demand]], int(demands.row[demand])
+        if demand != known:
+            known, array_bytes = demand, pattern.array_bytes(row)
         within = offset - float(ends[at] - demands.nbytes[demand])
-        array, cut = _place_within(pattern, int(demands.row[demand]), within, min_cut_bytes)
+        array, cut = _place_within(pattern, row, array_bytes, within, min_cut_bytes)
         points.append((demand + 1, 0, 0) if array == pattern.num_arrays else (demand, array, cut))
     points.append((stop, 0, 0))
     return points
 
 
-def _place_within(pattern: Pattern, row: int, offset: float, min_cut_bytes: int) -> tuple[int, int]:
+def _place_within(
+    pattern: Pattern, row: int, array_bytes: Column, offset: float, min_cut_bytes: int
+) -> tuple[int, int]:
     """Return (array, elements of its cut dim) near `offset` bytes into a piece of all the arrays."""
-    array_bytes = pattern.array_bytes(row)
     ends = np.cumsum(array_bytes)
     array = int(np.searchsorted(ends, offset, side="right"))
     if array == len(ends):
@@ -251,7 +197,7 @@ def _rows(pattern: Pattern, whole: Column, place: Column, parts: Sequence[_Part]
     row = np.concatenate((local, remote))
     whole_arrays = np.tile([[0], [num_arrays], [0], [0]], len(local) + len(whole))
     first, stop, cut_start, cut_stop = np.concatenate((whole_arrays, split[2:]), axis=1)
-    rows = Rows(
+    return Rows(
         target=match.target[row],
         source=np.concatenate((match.target[local], host)),
         tier=np.concatenate((match.own_tier[local], tier)),
@@ -263,4 +209,3 @@ def _rows(pattern: Pattern, whole: Column, place: Column, parts: Sequence[_Part]
         cut_start=cut_start,
         cut_stop=cut_stop,
     )
-    return rows.take(np.lexsort((rows.cut_start, rows.first, rows.piece, rows.target_box, rows.target)))

@@ -1,8 +1,11 @@
-"""How an exact global batch is shared, and which samples it holds, whatever number of slices is alive."""
+"""How an exact global batch is shared, and which samples it holds, whatever number of slices is alive.
+
+How many samples a step takes is in `reshard.batch_sizes`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -12,69 +15,96 @@ from reshard.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchSplit:
-    """A global batch on `num_shards` equally large shards, the difference filled with weightless rows.
+class BatchPlan:
+    """Where the rows of one step's global batch go: which micro-batch and shard, the rest being padding.
 
-    Real rows are shared as evenly as they divide and stay in global order: shard `i` begins where shard
-    `i - 1` ended. A shard is padded to `rows_per_shard` by at most one row.
+    Every shard takes `num_micro_batches` times `rows_per_shard` rows, one micro-batch after the other. Real
+    rows stay in global order, shard by shard, and are shared over all micro-batches of all shards as evenly
+    as they divide. Raises UsageError when a number is below 1, or the rows do not fit.
     """
 
     global_batch: int
     num_shards: int
+    num_micro_batches: int = 1
+    rows_per_shard: int
+    """Rows of a shard in one micro-batch, padding included."""
 
     def __post_init__(self) -> None:
-        if self.global_batch < 1 or self.num_shards < 1:
+        if min(self.global_batch, self.num_shards, self.num_micro_batches, self.rows_per_shard) < 1:
             raise UsageError(
                 f"cannot split a batch of {self.global_batch} rows over {self.num_shards} shards"
+                f" in {self.num_micro_batches} micro-batches of {self.rows_per_shard} rows each",
+                remedy="All four must be at least 1.",
+            )
+        if self.global_batch > self.num_places:
+            raise UsageError(
+                f"a batch of {self.global_batch} rows does not fit {self.num_shards} shards"
+                f" of {self.num_micro_batches} × {self.rows_per_shard} rows"
             )
 
     @property
-    def rows_per_shard(self) -> int:
-        """Rows of every shard, padding included."""
-        return -(-self.global_batch // self.num_shards)
+    def num_places(self) -> int:
+        """Rows over all micro-batches and shards, padding included."""
+        return self.num_micro_batches * self.num_shards * self.rows_per_shard
 
     @property
     def num_padding_rows(self) -> int:
-        """Padding rows over all shards."""
-        return self.rows_per_shard * self.num_shards - self.global_batch
+        """Padding rows over all micro-batches and shards."""
+        return self.num_places - self.global_batch
 
-    def shard_range(self, shard_index: int) -> tuple[int, int]:
-        """Return the half-open range of global rows that are real in this shard; may be empty."""
-        if not 0 <= shard_index < self.num_shards:
-            raise UsageError(f"shard {shard_index} is not one of {self.num_shards}", shard_index=shard_index)
-        starts, stops = self._bounds()
-        return int(starts[shard_index]), int(stops[shard_index])
+    def holding(self, global_batch: int) -> BatchPlan:
+        """The same shape for another number of rows. Raises UsageError when it is too small for them."""
+        return replace(self, global_batch=global_batch)
 
     def rows(self) -> NDArray[np.int64]:
-        """Return the global row at each place, shape `[num_shards, rows_per_shard]`.
+        """Return the global row at each place, shape `[num_micro_batches, num_shards, rows_per_shard]`.
 
-        A padding place repeats the shard's last real row (row 0 in a shard without one), so that it holds
-        valid data; `weights` is zero there.
+        A padding place repeats the last real row before it in its micro-batch and shard (row 0 if there is
+        none), so that it holds valid data; `weights` is zero there.
         """
         starts, stops = self._bounds()
-        places = starts[:, None] + np.arange(self.rows_per_shard)
         last = np.where(stops > starts, stops - 1, 0)
-        rows: NDArray[np.int64] = np.minimum(places, last[:, None])
+        rows: NDArray[np.int64] = np.minimum(starts + np.arange(self.rows_per_shard), last)
         return rows
 
     def weights(self) -> NDArray[np.float32]:
-        """Return 1 at each real row and 0 at padding, shape `[num_shards, rows_per_shard]`.
+        """Return 1 at each real row and 0 at padding, of the shape of `rows`.
 
-        `sum(weights * loss) / sum(weights)` over all shards is the mean over exactly the global batch.
+        They sum to `global_batch`; so `sum(weights * loss) / global_batch`, added up over all micro-batches
+        and shards, is the mean over exactly the global batch.
         """
         starts, stops = self._bounds()
-        return (starts[:, None] + np.arange(self.rows_per_shard) < stops[:, None]).astype(np.float32)
+        return (starts + np.arange(self.rows_per_shard) < stops).astype(np.float32)
 
     def _bounds(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        rows, longer = divmod(self.global_batch, self.num_shards)
-        index = np.arange(self.num_shards + 1, dtype=np.int64)
-        edges = index * rows + np.minimum(index, longer)
-        return edges[:-1], edges[1:]
+        """First real row and the one after the last, each of shape `[num_micro_batches, num_shards, 1]`."""
+        num_parts = self.num_shards * self.num_micro_batches
+        rows, longer = divmod(self.global_batch, num_parts)
+        part = np.arange(num_parts + 1, dtype=np.int64)
+        edges = part * rows + np.minimum(part, longer)
+        # The parts of a shard lie together, so that a host reads one stretch of the batch.
+        by_shard = self.num_shards, self.num_micro_batches
+        starts, stops = (ends.reshape(by_shard).T[:, :, None] for ends in (edges[:-1], edges[1:]))
+        return starts, stops
 
 
-def split_batch(global_batch: int, num_shards: int) -> BatchSplit:
-    """Return the split of `global_batch` rows over `num_shards`; raises `UsageError` if either is below 1."""
-    return BatchSplit(global_batch=global_batch, num_shards=num_shards)
+def plan_batch(global_batch: int, num_shards: int, max_rows_per_shard: int | None = None) -> BatchPlan:
+    """Return the plan with the fewest micro-batches of at most `max_rows_per_shard` rows on each shard.
+
+    Without a bound there is one micro-batch. Rows are as few as suffice: a micro-batch has at most one
+    padding row on a shard. Raises UsageError for a number below 1.
+    """
+    if min(global_batch, num_shards) < 1 or (max_rows_per_shard is not None and max_rows_per_shard < 1):
+        most = "" if max_rows_per_shard is None else f" with at most {max_rows_per_shard} rows on each"
+        raise UsageError(f"cannot split a batch of {global_batch} rows over {num_shards} shards{most}")
+    rows = -(-global_batch // num_shards)
+    num_micro_batches = 1 if max_rows_per_shard is None else -(-rows // max_rows_per_shard)
+    return BatchPlan(
+        global_batch=global_batch,
+        num_shards=num_shards,
+        num_micro_batches=num_micro_batches,
+        rows_per_shard=-(-rows // num_micro_batches),
+    )
 
 
 def sample_ids(

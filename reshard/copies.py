@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reshard.boxes import Box
+from reshard.copy_numbers import ByHost, ShardNumbers, captured_by_host, held_by_host
 from reshard.errors import UsageError
 from reshard.ids import HostId
 from reshard.layout import Layout
@@ -113,38 +114,29 @@ class CopyIndex:
     `positions[host][i]` (-1: from snapshot memory).
     """
 
-    shards: Sequence[tuple[str, Box]]
+    shards: ShardNumbers
     ids: Mapping[HostId, npt.NDArray[np.int64]] = field(repr=False)
     positions: Mapping[HostId, npt.NDArray[np.int64]] = field(repr=False)
 
     @classmethod
-    def of_captures(cls, captured: Mapping[HostId, Iterable[tuple[str, Box]]]) -> CopyIndex:
-        """Index the answer of `reshard.captures`: a host's checksums are in the order of its shards."""
-        known: dict[tuple[str, Box], int] = {}
-        ids = {
-            host: np.fromiter((known.setdefault(shard, len(known)) for shard in shards), np.int64)
-            for host, shards in captured.items()
-        }
-        positions = {host: np.full(len(found), -1) for host, found in ids.items()}
-        return cls(shards=tuple(known), ids=ids, positions=positions)
+    def of_captures(cls, layout: Layout, replicas: int) -> CopyIndex:
+        """Index what `reshard.captures` answers: a host's checksums are in the order of its shards."""
+        shards = ShardNumbers(layout)
+        ids = captured_by_host(layout, replicas, shards)
+        hosts = layout.mesh.distinct_hosts()
+        positions = ByHost(hosts, lambda host: np.full(len(ids[hosts[host]]), -1))
+        return cls(shards=shards, ids=ids, positions=positions)
 
     @classmethod
     def of_devices(cls, layout: Layout) -> CopyIndex:
         """Index what all devices hold: array by array, the devices of a host in the order of the mesh."""
-        shards: list[tuple[str, Box]] = []
-        rows: list[npt.NDArray[np.int64]] = []
-        for array in layout.arrays:
-            boxes = layout.boxes(array)
-            known: dict[Box, int] = {}
-            own = np.fromiter((known.setdefault(box, len(known)) for box in boxes), np.int64, len(boxes))
-            rows.append(own + len(shards))
-            shards.extend((array.path, box) for box in known)
-        table = np.stack(rows) if rows else np.zeros((0, layout.mesh.num_devices), np.int64)
+        shards = ShardNumbers(layout)
         places = device_positions(layout)
+        hosts = tuple(places)
         return cls(
             shards=shards,
-            ids={host: table[:, own].ravel() for host, own in places.items()},
-            positions={host: np.tile(own, len(rows)) for host, own in places.items()},
+            ids=held_by_host(layout, places, shards),
+            positions=ByHost(hosts, lambda host: np.tile(places[hosts[host]], len(layout.arrays))),
         )
 
     def compare(self, checksums: Mapping[HostId, bytes]) -> tuple[Disagreement, ...]:
@@ -197,10 +189,10 @@ class CopyIndex:
 
 def device_positions(layout: Layout) -> dict[HostId, npt.NDArray[np.int64]]:
     """Return the mesh positions (in C order) of each host's devices, ascending; hosts in order."""
-    found: dict[HostId, list[int]] = {host: [] for host in layout.mesh.distinct_hosts()}
-    for position, host in enumerate(layout.mesh.hosts):
-        found[host].append(position)
-    return {host: np.array(own, np.int64) for host, own in found.items()}
+    index = layout.mesh.host_index()
+    order = np.argsort(index, kind="stable")
+    ends = np.cumsum(np.bincount(index))
+    return dict(zip(layout.mesh.distinct_hosts(), np.split(order, ends[:-1]), strict=True))
 
 
 def pack_checksums(checksums: Sequence[int]) -> bytes:

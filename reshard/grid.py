@@ -15,7 +15,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.layout import ArrayLayout, MeshLayout, Spec, dim_edges
+from reshard.layout import ArrayLayout, Spec, dim_edges
+from reshard.mesh import MeshLayout
 
 Column = NDArray[np.int64]
 Edges = tuple[Column, ...]
@@ -48,7 +49,7 @@ def placement(mesh: MeshLayout, spec: Spec) -> Placement:
 
     Boxes are numbered in C order of the parts of the dims.
     """
-    num_parts = [_num_parts(mesh, axes) for axes in spec]
+    num_parts = [mesh.num_parts(axes) for axes in spec]
     num_boxes = int(np.prod(num_parts, dtype=np.int64))
     box = np.zeros(mesh.num_devices, np.int64)
     for count, axes in zip(num_parts, spec, strict=True):
@@ -62,7 +63,7 @@ def placement(mesh: MeshLayout, spec: Spec) -> Placement:
 def layout_edges(mesh: MeshLayout, array: ArrayLayout) -> Edges:
     """Return the edges of the boxes of `array` on the mesh, one more than there are parts in each dim."""
     return tuple(
-        dim_edges(size, _num_parts(mesh, axes)) for size, axes in zip(array.shape, array.spec, strict=True)
+        dim_edges(size, mesh.num_parts(axes)) for size, axes in zip(array.shape, array.spec, strict=True)
     )
 
 
@@ -156,10 +157,6 @@ def merge_neighbours(key: Column, table: BoxTable) -> tuple[Column, BoxTable]:
 
 
 _SCALAR: Column = np.zeros((1, 0), np.int64)
-
-
-def _num_parts(mesh: MeshLayout, axes: Sequence[str]) -> int:
-    return int(np.prod([mesh.axis_size(axis) for axis in axes], dtype=np.int64))
 
 
 __all__ = [

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from operator import attrgetter
 
 import numpy as np
@@ -193,31 +194,9 @@ def _check_fits(array: ArrayLayout, mesh: MeshLayout) -> None:
             )
 
 
-def _parts(
-    mesh: MeshLayout, shape: tuple[int, ...], spec: Spec
-) -> tuple[npt.NDArray[np.int64], tuple[int, ...], list[list[tuple[int, int]]]]:
-    """Return the part of the array at each position, how many parts each dim has, and their ranges.
-
-    Parts are numbered in C order, so that they are in the order of their boxes; all empty parts of a dim
-    count as one.
-    """
-    part = np.zeros(mesh.num_devices, np.int64)
-    counts: list[int] = []
-    ranges: list[list[tuple[int, int]]] = []
-    for size, axes in zip(shape, spec, strict=True):
-        edges = dim_edges(size, mesh.num_parts(axes))
-        last = min(int(np.searchsorted(edges, size)), len(edges) - 2)
-        part = part * (last + 1) + np.minimum(mesh.part_index(axes), last)
-        counts.append(last + 1)
-        ranges.append(list(zip(edges[: last + 1].tolist(), edges[1 : last + 2].tolist(), strict=True)))
-    return part, tuple(counts), ranges
-
-
 @lru_cache(maxsize=128)
 def _boxes_by_position(mesh: MeshLayout, shape: tuple[int, ...], spec: Spec) -> tuple[Box, ...]:
-    part, counts, ranges = _parts(mesh, shape, spec)
-    distinct, place = np.unique(part, return_inverse=True)
-    boxes = _boxes_of_parts(distinct, counts, ranges)
+    boxes, place = _distinct_boxes(mesh, shape, spec)
     return tuple(boxes[index] for index in place.tolist())
 
 
@@ -225,27 +204,31 @@ def _boxes_by_position(mesh: MeshLayout, shape: tuple[int, ...], spec: Spec) -> 
 def _boxes_by_host(
     mesh: MeshLayout, shape: tuple[int, ...], spec: Spec
 ) -> tuple[tuple[HostId, tuple[Box, ...]], ...]:
-    part, counts, ranges = _parts(mesh, shape, spec)
-    distinct, place = np.unique(part, return_inverse=True)
-    boxes = _boxes_of_parts(distinct, counts, ranges)
+    boxes, place = _distinct_boxes(mesh, shape, spec)
     hosts = mesh.distinct_hosts()
     owned = np.unique(mesh.host_index() * len(boxes) + place)
     ends = np.searchsorted(owned, np.arange(1, len(hosts) + 1) * len(boxes)).tolist()
     places = (owned % len(boxes)).tolist()
-    starts = [0, *ends[:-1]]
     return tuple(
         (host, tuple(boxes[index] for index in places[start:end]))
-        for host, start, end in zip(hosts, starts, ends, strict=True)
+        for host, start, end in zip(hosts, [0, *ends[:-1]], ends, strict=True)
     )
 
 
-def _boxes_of_parts(
-    parts: npt.NDArray[np.int64], counts: tuple[int, ...], ranges: list[list[tuple[int, int]]]
-) -> list[Box]:
-    if not counts:
-        return [()] * len(parts)
-    columns = [
-        [dim_ranges[index] for index in indices.tolist()]
-        for dim_ranges, indices in zip(ranges, np.unravel_index(parts, counts), strict=True)
-    ]
-    return list(zip(*columns, strict=True))
+def _distinct_boxes(
+    mesh: MeshLayout, shape: tuple[int, ...], spec: Spec
+) -> tuple[list[Box], npt.NDArray[np.int64]]:
+    """Return the boxes that there are, sorted, and which of them each position has."""
+    part = np.zeros(mesh.num_devices, np.int64)  # in C order of the dims' parts, so as boxes are sorted
+    ranges: list[list[tuple[int, int]]] = []
+    for size, axes in zip(shape, spec, strict=True):
+        edges = dim_edges(size, mesh.num_parts(axes)).tolist()
+        own = list(dict.fromkeys(pairwise(edges)))  # empty parts at the end are one
+        part = part * len(own) + np.minimum(mesh.part_index(axes), len(own) - 1)
+        ranges.append(own)
+    distinct, place = np.unique(part, return_inverse=True)
+    if not shape:
+        return [()], place
+    indices = np.unravel_index(distinct, [len(own) for own in ranges])
+    columns = [[own[index] for index in along.tolist()] for own, along in zip(ranges, indices, strict=True)]
+    return list(zip(*columns, strict=True)), place

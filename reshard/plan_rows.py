@@ -54,10 +54,6 @@ class Rows:
     cut_start: Column
     cut_stop: Column
 
-    def take(self, where: NDArray[np.int64] | NDArray[np.bool_]) -> Rows:
-        """Return the rows that `where` selects."""
-        return Rows(**{name: column[where] for name, column in self.columns().items()})
-
     def columns(self) -> dict[str, Column]:
         """Return the columns by name."""
         return {column.name: getattr(self, column.name) for column in fields(self)}
@@ -72,8 +68,8 @@ class Rows:
 class PlanGroup:
     """The rows of arrays that are partitioned and held alike; arrays are numbered through the classes.
 
-    `boxes` are in the numbers of each class's edges. Raises `UsageError` when an index is out of range, or a
-    row is empty or its piece not inside both boxes.
+    `boxes` are in the numbers of each class's edges. Raises `UsageError` when a row moves nothing;
+    `check_rows` looks closer, at what comes from outside.
     """
 
     classes: tuple[ArrayClass, ...]
@@ -83,7 +79,6 @@ class PlanGroup:
     """Bytes of each row, over all its arrays: `[n]`."""
 
     def __post_init__(self) -> None:
-        self._check_indices()
         nbytes = np.zeros(len(self.rows.target), np.int64)
         for begin, of_class in self.numbered_classes():
             end = begin + len(of_class.paths)
@@ -94,24 +89,6 @@ class PlanGroup:
         if (nbytes < 1).any():
             raise UsageError("a row of the plan moves nothing")
         object.__setattr__(self, "nbytes", nbytes)
-
-    def _check_indices(self) -> None:
-        rows, low, high = self.rows, self.boxes.low, self.boxes.high
-        if len({len(column) for column in rows.columns().values()}) > 1:
-            raise UsageError("the rows of the plan have columns of different lengths")
-        if not all(column.min(initial=0) >= 0 for column in rows.columns().values()):
-            raise UsageError("a row of the plan has a number below zero")
-        numbers = (rows.piece, rows.target_box, rows.source_box)
-        num_arrays = sum(len(of_class.paths) for of_class in self.classes)
-        if max(column.max(initial=-1) for column in numbers) >= len(low):
-            raise UsageError("a row of the plan names a box that the plan does not have")
-        if (rows.first >= rows.stop).any() or rows.stop.max(initial=0) > num_arrays:
-            raise UsageError("a row of the plan has no arrays, or some that the plan does not have")
-        if rows.tier.max(initial=0) >= len(TIERS):
-            raise UsageError("a row of the plan has an unknown tier")
-        for outer in (rows.target_box, rows.source_box):
-            if (low[outer] > low[rows.piece]).any() or (high[rows.piece] > high[outer]).any():
-                raise UsageError("a piece of the plan is not inside both boxes")
 
     def numbered_classes(self) -> Iterator[tuple[int, ArrayClass]]:
         """Yield each class with the number of its first array."""
@@ -134,12 +111,14 @@ class PlanGroup:
 
     def is_reused(self) -> NDArray[np.bool_]:
         """Return which rows need no copy: the target has the very box it needs, `[n]`."""
-        rows, low, high = self.rows, self.boxes.low, self.boxes.high
-        same: NDArray[np.bool_] = rows.is_local() & (rows.cut_stop == 0)
-        for box in (rows.source_box, rows.piece):
-            same &= (low[box] == low[rows.target_box]).all(axis=1)
-            same &= (high[box] == high[rows.target_box]).all(axis=1)
-        return same
+        low, high = self.boxes.low, self.boxes.high
+        reused: NDArray[np.bool_] = self.rows.is_local() & (self.rows.cut_stop == 0)
+        local = np.flatnonzero(reused)
+        target_box = self.rows.target_box[local]
+        for box in (self.rows.source_box[local], self.rows.piece[local]):
+            same = (low[box] == low[target_box]).all(axis=1) & (high[box] == high[target_box]).all(axis=1)
+            reused[local] &= same
+        return reused
 
     def transfers(self, numbers: Column, hosts: Sequence[HostId]) -> Iterator[Transfer]:
         """Yield the transfers of the rows with these numbers."""
@@ -175,6 +154,26 @@ class PlanGroup:
         low, high = self.boxes.low[box].tolist(), self.boxes.high[box].tolist()
         edges = zip(of_class.edges, low, high, strict=True)
         return tuple((int(along[start]), int(along[stop])) for along, start, stop in edges)
+
+
+def check_rows(classes: Sequence[ArrayClass], boxes: BoxTable, rows: Rows) -> None:
+    """Raise `UsageError` when a row's index is out of range or its piece not inside both boxes."""
+    low, high = boxes.low, boxes.high
+    if len({len(column) for column in rows.columns().values()}) > 1:
+        raise UsageError("the rows of the plan have columns of different lengths")
+    if not all(column.min(initial=0) >= 0 for column in rows.columns().values()):
+        raise UsageError("a row of the plan has a number below zero")
+    numbers = (rows.piece, rows.target_box, rows.source_box)
+    num_arrays = sum(len(of_class.paths) for of_class in classes)
+    if max(column.max(initial=-1) for column in numbers) >= len(low):
+        raise UsageError("a row of the plan names a box that the plan does not have")
+    if (rows.first >= rows.stop).any() or rows.stop.max(initial=0) > num_arrays:
+        raise UsageError("a row of the plan has no arrays, or some that the plan does not have")
+    if rows.tier.max(initial=0) >= len(TIERS):
+        raise UsageError("a row of the plan has an unknown tier")
+    for outer in (rows.target_box, rows.source_box):
+        if (low[outer] > low[rows.piece]).any() or (high[rows.piece] > high[outer]).any():
+            raise UsageError("a piece of the plan is not inside both boxes")
 
 
 def cut_dim(lengths: Sequence[int]) -> int:

@@ -11,7 +11,7 @@ from reshard.errors import UsageError
 from reshard.grid import BoxTable, Column
 from reshard.holdings import TIERS
 from reshard.ids import HostId
-from reshard.plan_rows import ArrayClass, PlanGroup, Rows
+from reshard.plan_rows import ArrayClass, PlanGroup, Rows, check_rows
 
 _Boxes = list[list[int]]
 
@@ -66,18 +66,16 @@ def _group_json(group: PlanGroup) -> _GroupJson:
 
 def _group(group: _GroupJson) -> PlanGroup:
     rank = len(group.classes[0].edges)
-    return PlanGroup(
-        classes=tuple(
-            ArrayClass(
-                paths=c.paths,
-                itemsize=c.itemsize,
-                edges=tuple(np.array(along, np.int64) for along in c.edges),
-            )
-            for c in group.classes
-        ),
-        boxes=BoxTable(low=_boxes(group.low, rank), high=_boxes(group.high, rank)),
-        rows=Rows(**{name: np.array(column, np.int64) for name, column in group.rows.items()}),
+    classes = tuple(
+        ArrayClass(
+            paths=c.paths, itemsize=c.itemsize, edges=tuple(np.array(along, np.int64) for along in c.edges)
+        )
+        for c in group.classes
     )
+    boxes = BoxTable(low=_boxes(group.low, rank), high=_boxes(group.high, rank))
+    rows = Rows(**{name: np.array(column, np.int64) for name, column in group.rows.items()})
+    check_rows(classes, boxes, rows)
+    return PlanGroup(classes=classes, boxes=boxes, rows=rows)
 
 
 def _boxes(boxes: _Boxes, rank: int) -> Column:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from reshard.assignment import Pattern, assign
+from reshard.assignment import assign
 from reshard.boxes import check_box, full_box, uncovered
 from reshard.errors import Box, MissingShardError
 from reshard.grid import BoxTable, Column, Edges, layout_edges, placement, refine, renumbered
@@ -22,12 +22,10 @@ from reshard.ids import HostId
 from reshard.layout import ArrayLayout, Layout
 from reshard.links import Links
 from reshard.matching import HeldBoxes, held_boxes, match
+from reshard.pattern import Pattern
 from reshard.plan import Plan
 from reshard.plan_rows import ArrayClass, PlanGroup, Rows
 from reshard.stock import HeldGroup, Stock
-from reshard.transfer import Transfer
-
-__all__ = ["Plan", "Transfer", "make_plan"]
 
 MIN_CUT_BYTES = 256 << 10
 """A smaller part of an array costs more as a request of its own than it evens out."""

@@ -2,19 +2,25 @@
 
 State that several slices hold needs no network copy: each slice captures a share, and the share shrinks
 as slices grow. What fewer slices hold than copies are wanted, buddies on other slices pull over the network.
+All functions are pure: every host computes the same answer, whatever the order of the arrays. For thousands
+of hosts use those that return a `Stock`, or one host's share.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from reshard.boxes import Box, format_box
-from reshard.errors import UsageError
+import numpy as np
+
+from reshard.boxes import Box
+from reshard.grid import Column
+from reshard.holdings import TIERS, Tier
 from reshard.ids import HostId
-from reshard.layout import ArrayLayout, Layout
-from reshard.spread import Spread
+from reshard.layout import Layout
+from reshard.redundancy_buddies import KeptGroup, keep
+from reshard.redundancy_dealing import deal
+from reshard.stock import HeldGroup, Stock
 
 Shard = tuple[str, Box]
 
@@ -33,141 +39,127 @@ class BuddyCopy(NamedTuple):
 def captures(layout: Layout, replicas: int = 2) -> dict[HostId, tuple[Shard, ...]]:
     """Return the (path, box) shards each host captures, sorted; every host of the mesh has an entry.
 
-    Each distinct box goes to min(`replicas`, slices that hold it) different slices, to one host in each.
-    Boxes without a choice are placed first, then the largest, always on the hosts with the fewest bytes so
-    far, so that shares come out even. A pure function: every host computes the same answer. Raises
-    `UsageError` when `replicas` is below 1.
+    Each distinct box goes to min(`replicas`, slices that hold it) different slices, to one host in each. Of
+    the empty parts of a padded array, which are all the same box, only the first one's holders count. Shares
+    come out even (see `reshard.redundancy_dealing`). Raises `UsageError` when `replicas` is below 1.
     """
-    _check_replicas(replicas)
-    hosts = layout.mesh.distinct_hosts()
-    slices = [host.slice_index for host in hosts]
-    load = [(0, 0)] * len(hosts)
-    chosen: list[list[Shard]] = [[] for _ in hosts]
-    with_choice: list[tuple[int, Shard, tuple[int, ...]]] = []
-    for arrays, owners_by_box in _groups(layout):
-        for box, owners in owners_by_box.items():
-            nbytes = arrays[0].box_nbytes(box)
-            num_slices = len({slices[owner] for owner in owners})
-            if len(owners) > num_slices or num_slices > replicas:
-                with_choice.extend((-nbytes, (array.path, box), owners) for array in arrays)
-                continue
-            shards = [(array.path, box) for array in arrays]
-            for owner in owners:
-                load[owner] = (load[owner][0] + nbytes * len(shards), load[owner][1] + len(shards))
-                chosen[owner].extend(shards)
-    for minus_nbytes, shard, owners in sorted(with_choice):
-        for owner in _least_loaded_per_slice(owners, load, slices)[:replicas]:
-            load[owner] = (load[owner][0] - minus_nbytes, load[owner][1] + 1)
-            chosen[owner].append(shard)
-    return {host: tuple(sorted(shards)) for host, shards in zip(hosts, chosen, strict=True)}
+    dealing = deal(layout, replicas)
+    chosen: list[list[Shard]] = [[] for _ in dealing.hosts]
+    for group in dealing.groups:
+        rows = np.flatnonzero(group.is_distinct(group.patterns.box))
+        boxes = group.boxes(group.patterns.box[rows])
+        for host, box in zip(group.host[rows].tolist(), boxes, strict=True):
+            chosen[host] += [(path, box) for path in group.paths]
+    return {host: tuple(sorted(shards)) for host, shards in zip(dealing.hosts, chosen, strict=True)}
 
 
-def buddies(
-    layout: Layout, captured: Mapping[HostId, Iterable[Shard]], replicas: int = 2
-) -> dict[HostId, tuple[BuddyCopy, ...]]:
+def host_captures(layout: Layout, host: HostId, replicas: int = 2) -> tuple[Shard, ...]:
+    """Return what `captures` gives one host, without the others; raises also for a host not in the mesh."""
+    dealing = deal(layout, replicas)
+    index = dealing.index_of(host)
+    shards: list[Shard] = []
+    for group in dealing.groups:
+        own = group.patterns.box[group.host == index]
+        boxes = group.boxes(own[group.is_distinct(own)])
+        shards += [(path, box) for path in group.paths for box in boxes]
+    return tuple(sorted(shards))
+
+
+def capture_stock(layout: Layout, replicas: int = 2) -> Stock:
+    """Return what `captures` gives all hosts, as columns; arrays that share a pattern share these."""
+    dealing = deal(layout, replicas)
+    columns: dict[tuple[int, int], tuple[Column, Column]] = {}
+    groups: list[HeldGroup] = []
+    for group in dealing.groups:
+        host, tier = columns.setdefault(
+            (id(group.patterns), group.pattern), (group.host, _tier("shm", len(group.host)))
+        )
+        groups.append(
+            HeldGroup(
+                paths=group.paths,
+                edges=group.edges,
+                table=group.patterns.table,
+                host=host,
+                box=group.patterns.box,
+                tier=tier,
+            )
+        )
+    return Stock(hosts=dealing.hosts, groups=tuple(groups))
+
+
+def buddies(layout: Layout, replicas: int = 2) -> dict[HostId, tuple[BuddyCopy, ...]]:
     """Return what each host must pull from others, sorted, so that `replicas` slices have each box.
 
-    `captured` is the answer of `captures` for the same layout and replicas. Only boxes that fewer than
-    `replicas` slices hold need it: buddies are on slices without the box, no two on one slice, and when
-    there are fewer slices than `replicas`, each slice ends with the box. A host's boxes go to the same
-    place in the next slices, in a ring, until a buddy has its fair share of the bytes (the mean over hosts,
-    or over those the box may go to): so a host pulls from few, and at most one box more than that share.
-    Every host of the mesh has an entry. A pure function. Raises `UsageError` when `replicas` is below 1, or
-    when `captured` does not have a box that several hosts of a slice could have captured.
+    Only boxes that fewer than `replicas` slices hold need it: buddies are on slices without the box, no two
+    on one slice, and when there are fewer slices than `replicas`, each slice ends with the box. See
+    `reshard.redundancy_buddies` for who it is. Every host of the mesh has an entry. Raises `UsageError` when
+    `replicas` is below 1.
     """
-    _check_replicas(replicas)
     hosts = layout.mesh.distinct_hosts()
-    slices = [host.slice_index for host in hosts]
-    wanted = min(replicas, len(set(slices)))
-    pools = _short_of_copies(layout, captured, hosts, wanted)
-    total = sum(
-        (wanted - len(takers)) * nbytes * len(shards)
-        for takers, by_nbytes in pools.items()
-        for nbytes, shards in by_nbytes.items()
-    )
-    spread = Spread(hosts, fair_nbytes=-(-total // len(hosts)))
-    kept: list[list[BuddyCopy]] = [[] for _ in hosts]
-    for takers, by_nbytes in sorted(pools.items()):
-        turns = [tuple(hosts[t] for t in takers[turn:] + takers[:turn]) for turn in range(len(takers))]
-        num_copies = wanted - len(takers)
-        pool_nbytes = num_copies * sum(nbytes * len(shards) for nbytes, shards in by_nbytes.items())
-        first = 0
-        for nbytes, shards in sorted(by_nbytes.items(), reverse=True):
-            copies = [
-                BuddyCopy(path, box, turns[index % len(turns)])
-                for index, (path, box) in enumerate(sorted(shards), start=first)
-            ]
-            first += len(copies)
-            for keepers, start, stop in spread.place(takers, num_copies, nbytes, len(copies), pool_nbytes):
-                for keeper in keepers:
-                    kept[keeper].extend(copies[start:stop])
-            pool_nbytes -= num_copies * nbytes * len(copies)
-    return {host: tuple(sorted(copies)) for host, copies in zip(hosts, kept, strict=True)}
+    found: dict[HostId, list[BuddyCopy]] = {host: [] for host in hosts}
+    for kept in keep(layout, replicas):
+        for keeper, copies in _copies(kept, hosts, np.arange(len(kept.host))):
+            found[hosts[keeper]] += copies
+    return {host: tuple(sorted(copies)) for host, copies in found.items()}
 
 
-def _check_replicas(replicas: int) -> None:
-    if replicas < 1:
-        raise UsageError(f"replicas must be at least 1, got {replicas}", replicas=replicas)
+def host_buddies(layout: Layout, host: HostId, replicas: int = 2) -> tuple[BuddyCopy, ...]:
+    """Return what `buddies` gives one host, without the others; raises also for a host not in the mesh."""
+    dealing = deal(layout, replicas)
+    index = dealing.index_of(host)
+    found: list[BuddyCopy] = []
+    for kept in keep(layout, replicas):
+        for _, copies in _copies(kept, dealing.hosts, np.flatnonzero(kept.host == index)):
+            found += copies
+    return tuple(sorted(found))
 
 
-def _groups(layout: Layout) -> Iterator[tuple[list[ArrayLayout], dict[Box, tuple[int, ...]]]]:
-    """Yield arrays of one shape, spec and itemsize together, with the indices of the hosts of each box."""
-    alike: defaultdict[object, list[ArrayLayout]] = defaultdict(list)
-    for array in layout.arrays:
-        alike[array.shape, array.spec, array.itemsize].append(array)
-    for arrays in alike.values():
-        owners: defaultdict[Box, list[int]] = defaultdict(list)
-        for index, boxes in enumerate(layout.boxes_by_host(arrays[0]).values()):
-            for box in boxes:
-                owners[box].append(index)
-        yield arrays, {box: tuple(indices) for box, indices in owners.items()}
+def needs_buddies(layout: Layout, replicas: int = 2) -> bool:
+    """Tell whether any host keeps copies for others, as `buddies` has it; raises as it does."""
+    return bool(keep(layout, replicas))
 
 
-def _least_loaded_per_slice(
-    owners: Iterable[int], load: Sequence[tuple[int, int]], slices: Sequence[int]
-) -> list[int]:
-    """Return the least loaded candidate of each slice, the least loaded slice first."""
-    best: dict[int, int] = {}
-    for owner in sorted(owners, key=load.__getitem__):
-        best.setdefault(slices[owner], owner)
-    return list(best.values())
+def buddy_stock(layout: Layout, replicas: int = 2) -> Stock:
+    """Return what `buddies` gives all hosts, as columns; no groups when all boxes have copies enough."""
+    columns: dict[int, Column] = {}
+    groups = [
+        HeldGroup(
+            paths=kept.group.paths[kept.first : kept.stop],
+            edges=kept.group.edges,
+            table=kept.group.patterns.table,
+            host=kept.host,
+            box=kept.box,
+            tier=columns.setdefault(id(kept.host), _tier("peer", len(kept.host))),
+        )
+        for kept in keep(layout, replicas)
+    ]
+    return Stock(hosts=layout.mesh.distinct_hosts(), groups=tuple(groups))
 
 
-def _short_of_copies(
-    layout: Layout, captured: Mapping[HostId, Iterable[Shard]], hosts: Sequence[HostId], wanted: int
-) -> dict[tuple[int, ...], dict[int, list[Shard]]]:
-    """Return the boxes that too few slices hold, by the hosts that capture them and their size in bytes."""
-    slices = [host.slice_index for host in hosts]
-    pools: defaultdict[tuple[int, ...], defaultdict[int, list[Shard]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
-    unsettled: dict[Shard, int] = {}
-    for arrays, owners_by_box in _groups(layout):
-        for box, owners in owners_by_box.items():
-            num_slices = len({slices[owner] for owner in owners})
-            if num_slices >= wanted:
-                continue
-            nbytes = arrays[0].box_nbytes(box)
-            if len(owners) == num_slices:  # one host a slice has it, so `captures` had no choice
-                pools[owners][nbytes].extend([(array.path, box) for array in arrays])
-            else:
-                unsettled.update(((array.path, box), nbytes) for array in arrays)
-    for shard, takers in _takers(captured, hosts, unsettled).items():
-        pools[takers][unsettled[shard]].append(shard)
-    return {takers: dict(by_nbytes) for takers, by_nbytes in pools.items()}
+def _copies(
+    kept: KeptGroup, hosts: tuple[HostId, ...], rows: Column
+) -> Iterator[tuple[int, list[BuddyCopy]]]:
+    """Yield (keeper, copies) for these rows of kept boxes. Which holder is asked first goes round."""
+    group, made = kept.group, kept.group.patterns
+    rows = rows[group.is_distinct(kept.box[rows])]
+    boxes = kept.box[rows]
+    for keeper, number, box in zip(kept.host[rows].tolist(), boxes.tolist(), group.boxes(boxes), strict=True):
+        first = made.first_row[number]
+        takers = [
+            hosts[taker] for taker in sorted(group.host[first : first + made.num_copies[number]].tolist())
+        ]
+        turns = [tuple(takers[turn:] + takers[:turn]) for turn in range(len(takers))]
+        place = int(made.place[number])
+        yield (
+            keeper,
+            [
+                BuddyCopy(path, box, turns[(rank // made.num_patterns + place) % len(turns)])
+                for path, rank in zip(
+                    group.paths[kept.first : kept.stop], group.ranks[kept.first : kept.stop], strict=True
+                )
+            ],
+        )
 
 
-def _takers(
-    captured: Mapping[HostId, Iterable[Shard]], hosts: Sequence[HostId], shards: Iterable[Shard]
-) -> dict[Shard, tuple[int, ...]]:
-    """Return the indices of the hosts that capture each of `shards`."""
-    takers: dict[Shard, tuple[int, ...]] = dict.fromkeys(shards, ())
-    if takers:
-        for index, host in enumerate(hosts):
-            for shard in captured.get(host, ()):
-                if shard in takers:
-                    takers[shard] += (index,)
-    for (path, box), taken_by in takers.items():
-        if not taken_by:
-            raise UsageError(f"no host captures box {format_box(box)} of {path!r}", path=path, box=box)
-    return takers
+def _tier(tier: Tier, num: int) -> Column:
+    return np.full(num, TIERS.index(tier), np.int64)

@@ -8,7 +8,7 @@ from elastic.events import SnapshotSummary, host_of
 from reshard.holdings import Holding
 from reshard.ids import HostId
 from reshard.layout import ArrayLayout, Layout, MeshLayout
-from reshard.redundancy import captures
+from reshard.redundancy import host_captures
 
 PATHS = ("bias", "moments", "weights")
 
@@ -35,6 +35,6 @@ def summary_of(
     host = host_of(index)
     holdings = tuple(
         Holding(host=host, step=number, path=path, box=box, checksum=0, tier="shm")
-        for path, box in captures(layout, replicas)[host]
+        for path, box in host_captures(layout, host, replicas)
     )
     return SnapshotSummary(step=number, generation=generation, layout=layout, holdings=holdings)

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from agent_arenas import GENERATION, capture_step, elements, layout_of_hosts, made_arenas
 
-from elastic.agent_buddies import AgentPull, BuddyKeeper, copies_kept
+from elastic.agent_buddies import AgentPull, BuddyKeeper
 from elastic.protocol import Replicated
 from reshard.coverage import uncovered_at
 from reshard.ids import HostId
 from reshard.layout import Layout
-from reshard.redundancy import captures
+from reshard.redundancy import buddies, captures
 from snapshot.arena import Arena
 from snapshot.dataplane import DataPlaneServer
 from snapshot.manifest import make_static
@@ -49,7 +49,7 @@ class Hosts:
             self.keepers[host] = keeper
 
     def room(self, host: HostId) -> int:
-        shards = [(copy.path, copy.box) for copy in copies_kept(self.layout, self.replicas)[host]]
+        shards = [(copy.path, copy.box) for copy in buddies(self.layout, self.replicas)[host]]
         return required_bytes(make_static(host, self.layout, shards))
 
     def serve(self, host: HostId) -> None:
@@ -114,7 +114,7 @@ def test_copies_hold_the_bytes_of_their_step_and_its_place_in_the_stream() -> No
         hosts.captured(1)
         hosts.wait_replicated(1)
         host = HostId(0)
-        (copy,) = copies_kept(hosts.layout, 2)[host]
+        (copy,) = buddies(hosts.layout, 2)[host]
         source = hosts.arenas[host].find_shards(1, GENERATION)
         start, stop = copy.box[0]
         found = source.read(copy.path, copy.box).tobytes()
@@ -130,7 +130,7 @@ def test_host_that_captures_later_is_waited_for() -> None:
         for host in others:
             capture_step(hosts.arenas[host], hosts.layout, 2, 2)
         hosts.captured(2, *others)
-        waits = next(h for h in others if late in copies_kept(hosts.layout, 2)[h][0].sources)
+        waits = next(h for h in others if late in buddies(hosts.layout, 2)[h][0].sources)
         with pytest.raises(queue.Empty):
             hosts.told[waits].get(timeout=0.3)
         capture_step(hosts.arenas[late], hosts.layout, 2, 2)
@@ -156,7 +156,7 @@ def test_copies_of_the_step_before_stay_until_the_next_are_complete() -> None:
         for arena in hosts.arenas.values():
             capture_step(arena, hosts.layout, 2, 2)
         hosts.captured(2)
-        kept = copies_kept(hosts.layout, 2)
+        kept = buddies(hosts.layout, 2)
         waiting = [host for host in kept if owner in kept[host][0].sources]
         hosts.wait_replicated(2, *(host for host in kept if host not in waiting))
         assert hosts.gaps_without(owner, step=1) == {}

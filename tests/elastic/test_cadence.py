@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from elastic.cadence import (
@@ -89,6 +89,15 @@ def test_compiling_is_not_taken_for_a_slow_step() -> None:
     since_s=st.floats(0, 1e9),
     current=st.integers(1, 10**6),
     cadence=st.sampled_from([cadence for _, cadence in CADENCES]),
+)
+@example(
+    cadence=StallBudget(fraction=0.03),
+    current=1,
+    step_s=5e-324,
+    stall_s=1.0,
+    debt_s=0.0,
+    since_steps=0,
+    since_s=0.0,
 )
 def test_interval_is_at_least_a_step_and_bounded(cadence: Cadence, current: int, **measured: float) -> None:
     interval = next_interval(cadence, Measured(**measured), current)  # type: ignore[arg-type]

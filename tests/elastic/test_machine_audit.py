@@ -16,11 +16,10 @@ from elastic.records import CopiesCompared, CorruptionSuspected
 from elastic.state import JobState
 from elastic.turn import Clock
 from reshard.copies import CopyIndex, pack_checksums
-from reshard.redundancy import captures
 
 WORLD = (0, 1, 2)
 LAYOUT = layout_for(WORLD)
-INDEXES = {False: CopyIndex.of_captures(captures(LAYOUT, 2)), True: CopyIndex.of_devices(LAYOUT)}
+INDEXES = {False: CopyIndex.of_captures(LAYOUT, 2), True: CopyIndex.of_devices(LAYOUT)}
 
 
 def running(**config: Any) -> JobState:

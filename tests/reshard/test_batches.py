@@ -1,67 +1,91 @@
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from reshard_strategies import PROPERTY
 
-from reshard.batches import sample_ids, split_batch
+from reshard.batches import BatchPlan, plan_batch, sample_ids
 from reshard.errors import UsageError
 
-splits = st.builds(split_batch, st.integers(1, 200), st.integers(1, 40))
+bounds = st.none() | st.integers(1, 60)
+plans = st.builds(plan_batch, st.integers(1, 200), st.integers(1, 40), bounds)
 sizes = st.integers(1, 30)
 
 
 @PROPERTY
-@given(splits)
-def test_batch_split_gives_every_global_row_weight_one_exactly_once(split):
-    rows, weights = split.rows(), split.weights()
-    assert rows.shape == weights.shape == (split.num_shards, split.rows_per_shard)
-    np.testing.assert_array_equal(rows[weights == 1], np.arange(split.global_batch))
+@given(plans)
+def test_batch_plan_gives_every_global_row_weight_one_exactly_once(plan):
+    rows, weights = plan.rows(), plan.weights()
+    assert rows.shape == weights.shape == (plan.num_micro_batches, plan.num_shards, plan.rows_per_shard)
+    np.testing.assert_array_equal(np.sort(rows[weights == 1]), np.arange(plan.global_batch))
     assert set(np.unique(weights)) <= {0.0, 1.0}
-    assert (weights == 0).sum() == split.num_padding_rows
+    assert (weights == 0).sum() == plan.num_padding_rows
 
 
 @PROPERTY
-@given(splits)
-def test_batch_split_pads_each_shard_by_at_most_one_row_with_valid_data(split):
-    rows, weights = split.rows(), split.weights()
-    assert (weights == 0).sum(axis=1).max() <= 1
-    assert 0 <= rows.min() <= rows.max() < split.global_batch
+@given(plans)
+def test_batch_plan_keeps_rows_in_global_order_whatever_shards_and_micro_batches_there_are(plan):
+    by_shard, weights = plan.rows().swapaxes(0, 1), plan.weights().swapaxes(0, 1)
+    np.testing.assert_array_equal(by_shard[weights == 1], np.arange(plan.global_batch))
 
 
 @PROPERTY
-@given(splits)
-def test_batch_split_shard_ranges_agree_with_rows_and_weights(split):
-    for index in range(split.num_shards):
-        start, stop = split.shard_range(index)
-        real = split.rows()[index][split.weights()[index] == 1]
-        np.testing.assert_array_equal(real, np.arange(start, stop))
+@given(plans)
+def test_batch_plan_pads_each_part_by_at_most_one_row_with_valid_data(plan):
+    rows, weights = plan.rows(), plan.weights()
+    assert (weights == 0).sum(axis=-1).max() <= 1
+    assert 0 <= rows.min() <= rows.max() < plan.global_batch
 
 
-def test_batch_split_weighted_mean_equals_the_mean_of_the_global_batch_when_uneven():
-    split = split_batch(48, 5)
-    loss = np.linspace(0.0, 1.0, 48)
-    weighted = (loss[split.rows()] * split.weights()).sum() / split.weights().sum()
-    assert weighted == pytest.approx(loss.mean())
-    assert (split.rows_per_shard, split.num_padding_rows) == (10, 2)
+@PROPERTY
+@given(st.integers(1, 200), st.integers(1, 40), st.integers(1, 60))
+def test_batch_plan_has_the_fewest_micro_batches_that_keep_the_bound(global_batch, num_shards, most):
+    plan = plan_batch(global_batch, num_shards, most)
+    assert plan.rows_per_shard <= most
+    assert (plan.num_micro_batches - 1) * num_shards * most < global_batch
 
 
-def test_batch_split_needs_no_padding_when_it_divides():
-    split = split_batch(48, 3)
-    assert (split.rows_per_shard, split.num_padding_rows) == (16, 0)
-    assert split.weights().all()
+@PROPERTY
+@given(plans, st.integers(0, 2**32))
+def test_batch_plan_weighted_mean_is_the_mean_of_the_global_batch_in_exact_arithmetic(plan, seed):
+    losses = np.random.default_rng(seed).integers(-(10**6), 10**6, plan.global_batch)
+    weighted = int((plan.weights().astype(np.int64) * losses[plan.rows()]).sum())
+    assert Fraction(weighted, plan.global_batch) == Fraction(int(losses.sum()), plan.global_batch)
 
 
-@pytest.mark.parametrize(("global_batch", "num_shards"), [(0, 1), (1, 0), (-4, 2)])
-def test_batch_split_refuses_nothing_to_split(global_batch, num_shards):
+@PROPERTY
+@given(plans, st.data())
+def test_batch_plan_holds_fewer_rows_in_the_same_shape(plan, data):
+    other = plan.holding(data.draw(st.integers(1, plan.num_places)))
+    rows, weights = other.rows(), other.weights()
+    assert rows.shape == plan.rows().shape
+    np.testing.assert_array_equal(np.sort(rows[weights == 1]), np.arange(other.global_batch))
+
+
+def test_batch_plan_needs_more_micro_batches_on_fewer_shards_not_more_memory():
+    plans = [plan_batch(48, shards, 16) for shards in (3, 2, 1)]
+    assert [(plan.num_micro_batches, plan.rows_per_shard) for plan in plans] == [(1, 16), (2, 12), (3, 16)]
+    assert [plan.num_padding_rows for plan in plans] == [0, 0, 0]
+
+
+def test_batch_plan_without_a_bound_is_one_micro_batch_padded_where_it_does_not_divide():
+    plan = plan_batch(48, 5)
+    assert (plan.num_micro_batches, plan.rows_per_shard, plan.num_padding_rows) == (1, 10, 2)
+
+
+@pytest.mark.parametrize("arguments", [(0, 1), (1, 0), (-4, 2), (4, 2, 0)])
+def test_batch_plan_refuses_nothing_to_split(arguments):
     with pytest.raises(UsageError, match="cannot split a batch"):
-        split_batch(global_batch, num_shards)
+        plan_batch(*arguments)
 
 
-@pytest.mark.parametrize("shard_index", [-1, 3])
-def test_batch_split_refuses_a_shard_it_does_not_have(shard_index):
-    with pytest.raises(UsageError, match="is not one of 3"):
-        split_batch(48, 3).shard_range(shard_index)
+def test_batch_plan_refuses_rows_that_do_not_fit():
+    with pytest.raises(UsageError, match="a batch of 13 rows does not fit 3 shards of 1 × 4 rows"):
+        plan_batch(12, 3).holding(13)
+    with pytest.raises(UsageError, match="in 0 micro-batches of 4 rows each"):
+        BatchPlan(global_batch=12, num_shards=3, num_micro_batches=0, rows_per_shard=4)
 
 
 @PROPERTY

@@ -114,7 +114,7 @@ def judged_one_by_one(tables):
 def test_copies_that_agree_give_no_disagreement(layout, replicas):
     captured = captures(layout, replicas)
     tables = tables_of(layout, captured)
-    index = CopyIndex.of_captures(captured)
+    index = CopyIndex.of_captures(layout, replicas)
     assert index.compare({host: pack_checksums(list(table.values())) for host, table in tables.items()}) == ()
 
 
@@ -126,7 +126,7 @@ def test_index_of_captures_finds_what_the_tables_tell(layout, replicas, data):
     for host in data.draw(st.lists(st.sampled_from(sorted(tables)), max_size=3)):
         if tables[host]:
             tables[host][data.draw(st.sampled_from(sorted(tables[host])))] ^= 1
-    index = CopyIndex.of_captures(captured)
+    index = CopyIndex.of_captures(layout, replicas)
     packed = {host: pack_checksums(list(table.values())) for host, table in tables.items()}
     assert index.compare(packed) == judged_one_by_one(tables)
     holders = {

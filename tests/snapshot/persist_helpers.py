@@ -38,6 +38,15 @@ def captured_by(arenas: list[Arena], step: int) -> dict[HostId, list[tuple[str, 
     }
 
 
+def dealt(captured: dict[HostId, list[tuple[str, Any]]]) -> dict[HostId, list[tuple[str, Any]]]:
+    """Give each shard to one of the hosts that captured it, by turns."""
+    shares: dict[HostId, list[tuple[str, Any]]] = {host: [] for host in captured}
+    for turn, shard in enumerate(sorted({shard for shards in captured.values() for shard in shards})):
+        hosts = [host for host, shards in captured.items() if shard in shards]
+        shares[hosts[turn % len(hosts)]].append(shard)
+    return shares
+
+
 def facts_of(
     layout: Layout,
     tree: TreeDescription | None = None,
@@ -60,7 +69,7 @@ def facts_of(
 
 def write_all(root: Path, arenas: list[Arena], facts: PersistFacts) -> Path:
     staging = begin(root, facts.step, facts.generation)
-    shares = persist_shares(facts.layout, captured_by(arenas, facts.step))
+    shares = dealt(captured_by(arenas, facts.step))
     for arena in arenas:
         source = open_source(arena.slot_files(), facts.step, (facts.generation,))
         write_shards(staging, facts.layout, facts.tree, shares[arena.host], source)
@@ -119,7 +128,7 @@ def tiny_slots(
 def write_tiny(root: Path, directory: Path, step: int = 1, generation: int = 1, epoch: int = 1) -> Path:
     facts = facts_of(tiny_layout(), step=step, generation=generation)
     staging = begin(root, step, generation, epoch=epoch)
-    shares = persist_shares(facts.layout, captures(facts.layout))
+    shares = persist_shares(facts.layout)
     for host, slot in tiny_slots(directory, step, generation).items():
         source = open_source([slot], step, (generation,))
         write_shards(staging, facts.layout, facts.tree, shares[host], source)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -263,17 +262,3 @@ def test_layout_boxes_are_those_of_jax() -> None:
                 part.indices(size)[:2] for part, size in zip(slices[device], data.shape, strict=True)
             )
             assert box == expected, path
-
-
-def test_capture_costs_microseconds_a_shard_beyond_the_copy(root: Path) -> None:
-    mesh = make_mesh()
-    state = [put(mesh, np.zeros(16, np.float32)) for _ in range(72)]
-    arena, capturer = one_host(root, state)
-    capturer.warm_up(state)
-    times_s = []
-    for step in range(30):
-        began_s = time.perf_counter()
-        capturer.capture(state, step=step, generation=1, position=0)
-        times_s.append(time.perf_counter() - began_s)
-    arena.unlink()
-    assert sorted(times_s)[len(times_s) // 4] < 72 * 60e-6  # about 6 µs a shard here; wide for a busy machine

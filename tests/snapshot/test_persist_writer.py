@@ -20,7 +20,6 @@ from reshard.errors import MissingShardError, PersistentTierError
 from reshard.ids import HostId
 from reshard.layout import ArrayLayout, Layout
 from reshard.persist_shares import persist_shares
-from reshard.redundancy import captures
 from snapshot.persist import begin
 from snapshot.persist_finish import finish
 from snapshot.persist_jobs import Done, Failed, FinishJob, Job, WriteJob, decode_report, failed
@@ -54,7 +53,7 @@ def write_job(
         generation=1,
         layout=layout,
         tree=facts_of(layout).tree,
-        shards=persist_shares(layout, captures(layout))[host],
+        shards=persist_shares(layout)[host],
     )
 
 
