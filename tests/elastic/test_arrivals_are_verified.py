@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from reshard.transfer import Transfer
 from snapshot.arena import Arena
 from snapshot.dataplane import DataPlaneServer
 
+REPOSITORY = Path(__file__).parents[2]
 TOKEN, STEP = "job-token", 4
 LAYOUT = layout_of_hosts(3)
 A, B = HostId(0), HostId(1)
@@ -164,6 +166,15 @@ def test_digest_is_not_computed_over_damaged_bytes(arenas: dict[HostId, Arena], 
     )
     damage(slot_of(arenas[B]))
     assert ArenaTasks(arenas[A], 0, TOKEN).digest_now(command).digest == ""
+
+
+def test_page_on_verification_names_tests_that_there_are() -> None:
+    tests = {path.name: path.read_text() for path in (REPOSITORY / "tests").rglob("test_*.py")}
+    page = (REPOSITORY / "docs" / "verification.md").read_text()
+    files, names = set(re.findall(r"`(test_\w+\.py)`", page)), set(re.findall(r"`(test_\w+)`", page))
+    assert len(names) > 10
+    assert files <= tests.keys()
+    assert {name for name in names if not any(f"def {name}(" in text for text in tests.values())} == set()
 
 
 # ---- damaged on its way ----
