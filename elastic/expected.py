@@ -65,6 +65,19 @@ def expect_layout(
     return Expected(slices=chosen.slices, layout=layout, why=why)
 
 
+def expect_fresh(
+    hosts: tuple[HostId, ...], devices_per_host: int, told: Mapping[int, Layout]
+) -> Expected | None:
+    """The layout expected for a fresh state, None while the script has not told any.
+
+    Raises UsageError when there is none for these hosts.
+    """
+    if not told:
+        return None
+    nothing = Stock(hosts=(), groups=())
+    return expect_layout(told[max(told)], hosts, devices_per_host, told=told, held=nothing)
+
+
 class Stored(Protocol):
     """What is here of a state; `snapshot.source.ShardSource` is one."""
 

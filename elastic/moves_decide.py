@@ -13,6 +13,7 @@ from elastic.choose import (
     plan_whole,
 )
 from elastic.events import ComputeDigest, Phase, Stage, StartService, WorkerState, host_of
+from elastic.expected import expect_fresh
 from elastic.moves_end import describe_state_left, fail
 from elastic.moves_persist import stage_persisted
 from elastic.records import WorldFormed
@@ -40,31 +41,34 @@ def decide(turn: Turn) -> None:
     if choice is None and state.newest_committed >= 0:
         _miss(turn, why)
         return
-    if choice is None:
-        _form(turn, ready, _mode(turn, ready), None, None, why)
-    else:
-        _form_from(turn, ready, choice, why)
+    _form_next(turn, ready, choice, why)
 
 
-def _form_from(turn: Turn, ready: tuple[int, ...], choice: Choice, why: str) -> None:
+def _form_next(turn: Turn, ready: tuple[int, ...], choice: Choice | None, why: str) -> None:
     """Fix the next world, of all that are ready or of as many as a layout takes, and let it be restored."""
-    state = turn.state
+    config, told = turn.state.config, dict(turn.state.layouts)
     hosts = tuple(host_of(index) for index in ready)
+    plan = None
     try:
-        target, plan = plan_restore(choice, hosts, state.config.devices_per_host, dict(state.layouts))
+        if choice is None:
+            target = expect_fresh(hosts, config.devices_per_host, told)
+        else:
+            target, plan = plan_restore(choice, hosts, config.devices_per_host, told)
     except UsageError as error:
         _wait_for_more(turn, ready, error.message)
         return
     except ElasticError as error:
         fail(turn, f"no plan for {len(ready)} slices: {error}")
         return
-    if len(target.slices) < state.config.min_slices:
-        minimum = state.config.min_slices
-        _wait_for_more(turn, ready, f"{target.why}; at least {minimum} slices are to take part")
+    slices = ready if target is None else target.slices
+    if target is not None and target.why:
+        why = f"{why}; {target.why}"
+    if len(slices) < config.min_slices:
+        _wait_for_more(turn, ready, f"{why}; at least {config.min_slices} slices are to take part")
         return
-    why = f"{why}; {target.why}" if target.why else why
-    _form(turn, target.slices, _mode(turn, target.slices), choice, plan, why)
-    _stage(turn, choice, target.layout, plan)
+    _form(turn, slices, _mode(turn, slices), choice, plan, why)
+    if choice is not None and target is not None and plan is not None:
+        _stage(turn, choice, target.layout, plan)
 
 
 def ready_slices(turn: Turn) -> tuple[int, ...]:

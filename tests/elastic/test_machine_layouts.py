@@ -76,6 +76,18 @@ def test_idle_slice_that_is_lost_and_comes_back_does_not_disturb_the_world() -> 
 
 
 @pytest.mark.usefixtures("pairs")
+def test_fresh_world_has_no_slice_too_many_either() -> None:
+    job = Job(4, num_steps=20, rejoin_after_steps=None)
+    job.when_phase(Phase.REPLAYING, lambda: job.kill_worker(1))  # before the first step
+    job.run()
+    job.assert_completed()
+    assert [(world.slices, world.restored_step) for world in job.formed] == [
+        ((0, 1, 2, 3), None),
+        ((2, 3), None),
+    ]
+
+
+@pytest.mark.usefixtures("pairs")
 def test_too_few_slices_for_any_layout_are_waited_for() -> None:
     job = Job(2, num_steps=20, rejoin_after_steps=50)
     job.when_step(5, lambda: job.kill_worker(1))
