@@ -78,7 +78,7 @@ class Cluster:
             host: {shard: self.devices[host][shard].copy() for shard in shards}
             for host, shards in shares.items()
         }
-        copies = buddies(self.layout, shares, self.replicas)
+        copies = buddies(self.layout, self.replicas)
         self.memory = {
             host: captured[host]
             | {(copy.path, copy.box): captured[copy.sources[0]][copy.path, copy.box] for copy in copies[host]}
