@@ -4,8 +4,8 @@ A 405B-like model (126 layers of 9 arrays, embeddings, a norm; times params, mu 
 slices of 256 chips, 4 chips a host, one slice lost or returning, in four situations. Every figure is of a
 process of its own on one core: the median of its plans, and the most memory it had. Bound: JAX's own index
 maps (`NamedSharding.devices_indices_map`) of the model's distinct shapes on as many devices, one core, in the
-same run; a plan needs at least to know who has what. Then the same for more chips, more arrays, and a shape of
-its own for every array; the growth is drawn into a PNG beside the JSON.
+same run; a plan needs at least to know who has what. Then the same for more chips, more arrays, and a shape
+of its own for every array; the growth is drawn into a PNG beside the JSON.
 """
 
 from __future__ import annotations

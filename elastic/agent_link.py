@@ -196,9 +196,10 @@ class AgentLink:
             )
         )
 
-    def laid_out(self, generation: int, layout: Layout) -> None:
-        """Tell where each box of the world's state is."""
-        self._tell(LaidOut(slice_index=self._slice, generation=generation, layout=layout))
+    def laid_out(self, generation: int, layout: Layout, lacking: str = "") -> None:
+        """Tell where each box of the world's state is, or is to be; see `Link`."""
+        told = LaidOut(slice_index=self._slice, generation=generation, layout=layout, lacking=lacking)
+        self._tell(told)
 
     def described(self, tree: TreeDescription) -> None:
         """Tell how the tree of the world's state looks."""

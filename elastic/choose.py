@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from elastic.copy_check import Named
 from elastic.events import SnapshotSummary
+from elastic.expected import Expected, expect_layout
 from elastic.sift import sift
 from reshard.boxes import Box
 from reshard.coverage import uncovered_at
@@ -23,6 +24,7 @@ from reshard.layout import ArrayLayout, Layout, MeshLayout
 from reshard.lineage import is_on_lineage
 from reshard.plan import Plan
 from reshard.planner import make_plan
+from reshard.stock import Stock
 from reshard.transfer import Transfer
 
 WHOLE_AXIS = "whole"
@@ -120,15 +122,19 @@ def choose_persisted(
     )
 
 
-def plan_restore(choice: Choice, hosts: tuple[HostId, ...], devices_per_host: int) -> tuple[Layout, Plan]:
-    """The layout for these hosts and the plan that fills it; an empty plan for a persisted snapshot.
+def plan_restore(
+    choice: Choice, hosts: tuple[HostId, ...], devices_per_host: int, told: Mapping[int, Layout] | None = None
+) -> tuple[Expected, Plan]:
+    """The layout that the script is expected to ask for on these hosts (`told`: see `expect_layout`), and the
+    plan that fills it with the snapshot; an empty plan for a persisted one.
 
-    Raises UsageError where the state does not divide over them.
+    Raises UsageError where there is no layout, MissingShardError where a part of the state is nowhere.
     """
-    target = choice.layout.resized(hosts, devices_per_host)
+    held = Stock.of_holdings(choice.holdings, choice.step)
+    target = expect_layout(choice.layout, hosts, devices_per_host, told=told or {}, held=held)
     if choice.is_persisted:
         return target, Plan.empty(choice.step)
-    return target, make_plan(target, choice.holdings, step=choice.step)
+    return target, make_plan(target.layout, held, step=choice.step)
 
 
 def plan_whole(layout: Layout, holdings: Iterable[Holding], step: int, host: HostId) -> tuple[Layout, Plan]:

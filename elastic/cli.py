@@ -12,6 +12,7 @@ import click
 
 from elastic.cli_look import events, report, status
 from elastic.cli_options import DEFAULT_RUN, job_options
+from elastic.cli_plan import plan
 from elastic.cli_snapshot import snapshot
 from reshard.errors import ElasticError, UsageError
 
@@ -171,7 +172,7 @@ def _config(
     )
 
 
-for command in (report, events, status, snapshot):
+for command in (report, events, status, plan, snapshot):
     cli.add_command(command)
 
 

@@ -206,11 +206,16 @@ class Committed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaidOut:
-    """The state of a world is on its devices: where each box is. The first slice tells it for all."""
+    """The state of a world is on its devices: where each box is. The first slice tells it for all.
+
+    With `lacking` the state cannot be put there yet: the script asks for this layout, and the slice that
+    tells it has not the box named.
+    """
 
     slice_index: int
     generation: int
     layout: Layout
+    lacking: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -158,7 +158,13 @@ TABLE: dict[Phase, dict[type[Event], Reaction]] = {
     Phase.FENCING: _ALWAYS | {Fenced: advance},
     Phase.PLANNING: _ALWAYS | {ServiceReady: advance},
     Phase.RESTORING: _ALWAYS | {Staged: advance, ServiceReady: advance},
-    Phase.REBUILDING: _ALWAYS | {Rebuilt: advance, ServiceReady: advance, StepFailed: suspect},
+    Phase.REBUILDING: _ALWAYS
+    | {
+        Rebuilt: advance,
+        ServiceReady: advance,
+        StepFailed: suspect,
+        LaidOut: moves_restore.lay_out_anew,
+    },
     Phase.REPLAYING: _ALWAYS
     | {
         StepFailed: suspect,

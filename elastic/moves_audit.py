@@ -15,7 +15,10 @@ STEPS_TO_AUDIT = 2
 
 def note_layout(turn: Turn, event: LaidOut) -> None:
     """Take in what is where in the present world; told again (by another agent), it changes nothing."""
-    turn.change(copies=turn.state.copies.entered(event.generation, event.layout))
+    told = dict(turn.state.layouts) | {len(turn.state.world): event.layout}
+    turn.change(layouts=tuple(sorted(told.items(), key=lambda item: item[0])))
+    if not event.lacking and not turn.state.rehearsing:
+        turn.change(copies=turn.state.copies.entered(event.generation, event.layout))
 
 
 def note_checksums(turn: Turn, event: Captured) -> None:

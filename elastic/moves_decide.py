@@ -17,7 +17,8 @@ from elastic.moves_end import describe_state_left, fail
 from elastic.moves_persist import stage_persisted
 from elastic.records import WorldFormed
 from elastic.turn import Turn
-from reshard.errors import ElasticError
+from reshard.errors import ElasticError, UsageError
+from reshard.layout import Layout
 from reshard.plan import Plan
 
 
@@ -39,15 +40,31 @@ def decide(turn: Turn) -> None:
     if choice is None and state.newest_committed >= 0:
         _miss(turn, why)
         return
-    plan = None
-    if choice is not None:
-        try:
-            hosts = tuple(host_of(index) for index in ready)
-            _, plan = plan_restore(choice, hosts, state.config.devices_per_host)
-        except ElasticError as error:
-            fail(turn, f"no plan for {len(ready)} slices: {error}")
-            return
-    _form(turn, ready, _mode(turn, ready), choice, plan, why)
+    if choice is None:
+        _form(turn, ready, _mode(turn, ready), None, None, why)
+    else:
+        _form_from(turn, ready, choice, why)
+
+
+def _form_from(turn: Turn, ready: tuple[int, ...], choice: Choice, why: str) -> None:
+    """Fix the next world, of all that are ready or of as many as a layout takes, and let it be restored."""
+    state = turn.state
+    hosts = tuple(host_of(index) for index in ready)
+    try:
+        target, plan = plan_restore(choice, hosts, state.config.devices_per_host, dict(state.layouts))
+    except UsageError as error:
+        _wait_for_more(turn, ready, error.message)
+        return
+    except ElasticError as error:
+        fail(turn, f"no plan for {len(ready)} slices: {error}")
+        return
+    if len(target.slices) < state.config.min_slices:
+        minimum = state.config.min_slices
+        _wait_for_more(turn, ready, f"{target.why}; at least {minimum} slices are to take part")
+        return
+    why = f"{why}; {target.why}" if target.why else why
+    _form(turn, target.slices, _mode(turn, target.slices), choice, plan, why)
+    _stage(turn, choice, target.layout, plan)
 
 
 def ready_slices(turn: Turn) -> tuple[int, ...]:
@@ -123,6 +140,19 @@ def _miss(turn: Turn, why: str) -> None:
         wait(turn, f"the hosts at hand cannot restore the state: {why}")
 
 
+def _wait_for_more(turn: Turn, ready: tuple[int, ...], why: str) -> None:
+    """There is no layout for the slices that are ready: wait for others, if any can come, then give up."""
+    missing = [member for member in turn.state.members if member.slice_index not in ready]
+    may_come = any(
+        not member.attached or member.worker is WorkerState.STARTING or turn.may_start(member)
+        for member in missing
+    )
+    if may_come and not turn.is_past(turn.state.waiting_until_s):
+        wait(turn, why)
+    else:
+        fail(turn, f"{why}; {describe_state_left(turn)}")
+
+
 def _mode(turn: Turn, slices: tuple[int, ...]) -> str:
     if not turn.state.started:
         return "first"
@@ -135,10 +165,12 @@ def _mode(turn: Turn, slices: tuple[int, ...]) -> str:
 def _form(
     turn: Turn, slices: tuple[int, ...], mode: str, choice: Choice | None, plan: Plan | None, why: str
 ) -> None:
-    """Fix the next world; start its runtime service; let the hosts fetch what they lack."""
+    """Fix the next world; start its runtime service."""
     state = turn.state
     before = set(state.world) if state.started else set()
+    idle = tuple(index for index in ready_slices(turn) if index not in slices)
     _set_world(turn, slices, choice, is_real=mode != "rehearsal")
+    turn.change(idle=idle)
     turn.write(
         WorldFormed(
             unix_s=turn.now.unix_s,
@@ -147,7 +179,7 @@ def _form(
             mode=mode,
             restored_step=choice.step if choice else None,
             newest_committed=turn.state.newest_committed,
-            lost=tuple(sorted(before - set(slices))),
+            lost=tuple(sorted(before - {*slices, *idle})),
             joined=tuple(sorted(set(slices) - before)) if before else (),
             bytes_moved=plan.bytes_moved if plan else 0,
             bytes_lower_bound=plan.bytes_lower_bound if plan else 0,
@@ -155,8 +187,6 @@ def _form(
         )
     )
     turn.send(StartService(generation=state.generation, num_processes=len(slices)))
-    if choice is not None and plan is not None:
-        _stage(turn, choice, plan)
 
 
 def _set_world(turn: Turn, slices: tuple[int, ...], choice: Choice | None, *, is_real: bool) -> None:
@@ -180,10 +210,11 @@ def _set_world(turn: Turn, slices: tuple[int, ...], choice: Choice | None, *, is
     )
 
 
-def _stage(turn: Turn, choice: Choice, plan: Plan) -> None:
+def _stage(turn: Turn, choice: Choice, target: Layout, plan: Plan) -> None:
+    """Let the hosts of the forming world fetch what they lack of the snapshot."""
     turn.enter(Phase.RESTORING, within_s=turn.state.config.timing.stage_s)
     if choice.is_persisted:
-        stage_persisted(turn)
+        stage_persisted(turn, target)
         digest(turn, choice, "captured")
         return
     for index in turn.state.world:

@@ -20,6 +20,7 @@ from elastic.events import (
 from elastic.records import PersistFailed, SnapshotPersisted
 from elastic.state import Persisting
 from elastic.turn import Turn
+from reshard.layout import Layout
 
 MAX_PERSISTED = 64
 """So many snapshots of the persistent tier are remembered as sources."""
@@ -174,13 +175,12 @@ def _write(turn: Turn, step: int, slice_index: int | None, reason: str) -> None:
     )
 
 
-def stage_persisted(turn: Turn) -> None:
-    """Have every host of the forming world read its boxes of the chosen snapshot."""
+def stage_persisted(turn: Turn, target: Layout) -> None:
+    """Have every host of the forming world read its boxes of the chosen snapshot, laid out as `target`."""
     state = turn.state
     choice = state.choice
     assert choice is not None
     hosts = tuple(host_of(index) for index in state.world)
-    target = choice.layout.resized(hosts, state.config.devices_per_host)
     boxes = {array.path: target.boxes_by_host(array) for array in target.arrays}
     for index, host in zip(state.world, hosts, strict=True):
         turn.send(

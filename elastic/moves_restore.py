@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elastic.choose import choose_restore
-from elastic.events import Assign, Phase, WorkerState, WorldSpec, host_of
+from elastic.events import Assign, Event, LaidOut, Phase, WorkerState, WorldSpec, host_of
 from elastic.moves_decide import digest
 from elastic.moves_end import fail
 from elastic.moves_fence import fence, shrink
@@ -90,6 +90,13 @@ def assign(turn: Turn) -> None:
                 ),
             )
         )
+
+
+def lay_out_anew(turn: Turn, event: Event) -> None:
+    """A script that asks for boxes which were not planned for gets a world planned for them, in a new try."""
+    assert isinstance(event, LaidOut)
+    if event.lacking:
+        _retry(turn, f"slice {event.slice_index} asks for another layout than was planned: {event.lacking}")
 
 
 def advance_rebuilding(turn: Turn) -> None:

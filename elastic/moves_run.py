@@ -92,6 +92,8 @@ def advance_running(turn: Turn) -> None:
         for index in state.slices_with(WorkerState.READY)
         if index not in state.world and not state.member(index).leaving
     ]
+    if set(coming) <= set(state.idle):
+        coming = []  # they were there already, and no layout takes them
     going = [index for index in state.world if state.member(index).leaving]
     if (coming or going) and not any(state.member(index).finished for index in state.world):
         _ask_for_boundary(turn)

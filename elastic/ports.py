@@ -102,8 +102,12 @@ class Link(Protocol):
         """Tell that the state is on the devices."""
         ...
 
-    def laid_out(self, generation: int, layout: Layout) -> None:
-        """Tell where each box of the world's state is (the first slice, for all)."""
+    def laid_out(self, generation: int, layout: Layout, lacking: str = "") -> None:
+        """Tell where each box of the world's state is (the first slice, for all).
+
+        With `lacking`, that a box named there would be needed for this layout and is not here: the world is
+        then given up for one that is planned for it.
+        """
         ...
 
     def described(self, tree: TreeDescription) -> None:

@@ -11,6 +11,7 @@ from elastic.events import Phase, SnapshotSummary, WorkerState, host_of
 from reshard.batch_sizes import NewSteps
 from reshard.errors import UsageError
 from reshard.ids import HostId
+from reshard.layout import Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +148,10 @@ class JobState:
     uncovered: str = ""
     """Why the hosts at hand cannot restore the state; cleared when another host attaches."""
     world: tuple[int, ...] = ()
+    idle: tuple[int, ...] = ()
+    """Slices that were there when the world was formed and have no part in it: its layout takes fewer."""
+    layouts: tuple[tuple[int, Layout], ...] = ()
+    """How the script lays out the state on so many slices, as worlds (and rehearsals) of them have told."""
     rehearsing: bool = False
     rehearsals_left: int = 0
     started: bool = False

@@ -11,8 +11,10 @@ from jax.sharding import Mesh
 from elastic.cadence import Cadence, longest_interval
 from elastic.copy_reports import CopyReports
 from elastic.events import WorldSpec
+from elastic.expected import first_lacking
 from elastic.paced_capture import Paced, PacedCapture
-from elastic.ports import Link, Room, Runtime
+from elastic.ports import Link, Room, Runtime, WorldLost
+from reshard.boxes import format_box
 from reshard.errors import MissingShardError, UsageError
 from reshard.ids import HostId
 from reshard.redundancy import host_buddies, host_captures, needs_buddies
@@ -28,6 +30,8 @@ from snapshot.slot import required_bytes
 from snapshot.source import ShardSource
 from snapshot.tree import layout_of
 
+REPLAN_S = 60.0
+"""How long a worker that lacks boxes waits for the word that its world is planned anew; it comes at once."""
 MAX_JOURNALLED_SAMPLES = 4096
 MIN_JOURNAL_RECORDS = 64
 """So many steps an agent may fall behind its worker and still find what they used."""
@@ -104,10 +108,11 @@ class StateKeeper:
             self._memory.remember(state)
             self._prepare(state, runtime)
             return state, 0
+        target = self._memory.target(init, shardings, arguments)
         source = self._source(step)
         try:
-            target = self._memory.target(init, shardings, arguments)
             check_complete(target, source)
+            self._check_planned(target, source, runtime)
             state = restore(
                 target, source, num_threads=self._copy_threads, count_writes=self._spec.count_writes
             )
@@ -178,11 +183,29 @@ class StateKeeper:
             raise MissingShardError("every array", (), step)
         return source
 
+    def _check_planned(self, target: Any, source: ShardSource, runtime: Runtime) -> None:
+        """Have the world formed anew where the script asks for boxes that were not planned for, and so are
+        not here. Raises WorldLost then.
+        """
+        layout = layout_of(target, self._mesh, self._hosts(runtime), elastic_axis=self._elastic_axis)
+        lacking = first_lacking(layout, self._link.arenas(), source)
+        if lacking is None:
+            return
+        path, box = lacking
+        self._link.laid_out(self._spec.generation, layout, f"{format_box(box)} of {path}")
+        if self._link.wait_fenced(self._spec.generation, REPLAN_S):
+            raise WorldLost(f"world {self._spec.generation} was planned for another layout")
+        raise MissingShardError(path, box, source.step)
+
+    def _hosts(self, runtime: Runtime) -> dict[int, HostId]:
+        """The host of each device, by the device's id."""
+        return {device.id: runtime.host_of(device) for device in self._mesh.devices.flat}
+
     def _prepare(self, state: Any, runtime: Runtime) -> None:
         """Make room in the arenas and work out what goes where, so that captures only copy."""
-        hosts = {device.id: runtime.host_of(device) for device in self._mesh.devices.flat}
+        hosts = self._hosts(runtime)
         layout = layout_of(state, self._mesh, hosts, elastic_axis=self._elastic_axis)
-        if self._spec.rank == 0 and not self._spec.rehearsal:
+        if self._spec.rank == 0:
             self._link.laid_out(self._spec.generation, layout)
         if self._spec.persists and not self._spec.rehearsal:
             self._link.described(describe_tree(state))
@@ -194,8 +217,8 @@ class StateKeeper:
         for host, arena in self._link.arenas().items():
             if host not in in_mesh:
                 continue
-            own = [device_id for device_id, owner in hosts.items() if owner == host]
             chosen = host_captures(layout, host, replicas)
+            own = [device_id for device_id, owner in hosts.items() if owner == host]
             capturer = Capturer(arena, layout, host, chosen, device_ids=own, num_threads=self._copy_threads)
             shards = [(copy.path, copy.box) for copy in host_buddies(layout, host, replicas)]
             self._buddy_bytes[host] = required_bytes(make_static(host, layout, shards)) if shards else 0

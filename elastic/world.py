@@ -5,20 +5,20 @@ sees it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from elastic.cadence import Cadence
 from elastic.compile_watch import CompileWatch
 from elastic.data import BatchMaker, Dataset
 from elastic.events import WorldSpec
 from elastic.feed import Feed
-from elastic.meshes import mesh_of
+from elastic.meshes import fitted_sharding, map_specs, mesh_of
 from elastic.ports import JobOver, Link, Runtime, WorldLost
 from elastic.protocol import WorkerCommitted
 from elastic.state_keeper import StateKeeper, StateMemory
@@ -108,10 +108,38 @@ class World:
         One axis may have size -1: it spans what is alive, and becomes the outermost, so that the others stay
         within a slice. Raises UsageError when the sizes do not fit the number of devices.
         """
-        self._mesh, open_axis = mesh_of(self._devices, axes)
+        try:
+            self._mesh, open_axis = mesh_of(self._devices, axes)
+        except UsageError:
+            if not self._spec.rehearsal:
+                raise
+            # There will be no world of so many slices: some would be idle. Nothing to compile for it.
+            self._link.rebuilt(self.generation, None, self._form_s, 0.0, 0)
+            self._end_rehearsal()
         if open_axis is not None:
             self._elastic_axis = open_axis
         return self._mesh
+
+    def sharding(
+        self, shape: Sequence[int], spec: PartitionSpec, *, memory_kind: str | None = None
+    ) -> NamedSharding:
+        """The sharding of an array of `shape` on this world's mesh, partitioned as `spec` says.
+
+        A dim that does not divide over the axis that spans what is alive is replicated over it: an array of
+        4,096 rows is in parts on 4 slices and on 2, and whole on each of 3. The engine plans recoveries by
+        the same rule. Raises UsageError before `world.mesh`, and when another axis is what does not divide.
+        """
+        if self._mesh is None:
+            raise UsageError("world.sharding before world.mesh", remedy="Call world.mesh(...) first.")
+        return fitted_sharding(self._mesh, self._elastic_axis, shape, spec, memory_kind=memory_kind)
+
+    def shardings(self, specs: Any, shapes: Any) -> Any:
+        """The shardings of a whole state, by the rule of `sharding`: what `restore` takes.
+
+        `shapes` is a pytree of what has a shape, such as `jax.eval_shape(init)`; `specs` a pytree of
+        PartitionSpecs of its structure or a prefix of it, or a function that gives the spec of a leaf.
+        """
+        return map_specs(self.sharding, specs, shapes)
 
     def restore(self, init: Callable[..., Any], shardings: Any, *arguments: Any) -> Any:
         """The state on this world's devices: `init(*arguments)` at first, afterwards the snapshot, resharded.
@@ -212,8 +240,7 @@ class World:
         self._check()
         if self._spec.rehearsal:
             self._keeper.settle()
-            self._link.left(self.generation)
-            raise _Rehearsed
+            self._end_rehearsal()
         self._position = self._feed.position
         began_s = self._step_began_s if self._committed_s is None else self._committed_s
         paced = self._keeper.after_step(
@@ -242,6 +269,10 @@ class World:
             )
         )
         self._committed_s = time.perf_counter()
+
+    def _end_rehearsal(self) -> NoReturn:
+        self._link.left(self.generation)
+        raise _Rehearsed
 
     def _must_stop(self) -> bool:
         stop_step = self._link.stop_step(self.generation)

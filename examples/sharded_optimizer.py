@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import elastic
 
-STEPS, BATCH, WIDTH, RATE = 120, 96, 768, 0.01  # the width divides over 3, 2 and 1 slices
+STEPS, BATCH, WIDTH, RATE = 120, 96, 768, 0.01
 
 
 class Waves:
@@ -53,8 +53,9 @@ with elastic.session() as session:
         with world:  # what is made on devices belongs in here
             mesh = world.mesh({"data": -1})
             everywhere = NamedSharding(mesh, PartitionSpec())
-            in_parts = NamedSharding(mesh, PartitionSpec("data"))  # the first dim, over the slices
-            shardings = {"params": everywhere, "velocity": in_parts}
+            # The first dim in parts over the slices; whole on each where it does not divide over them.
+            specs = {"params": PartitionSpec(), "velocity": PartitionSpec("data")}
+            shardings = world.shardings(specs, jax.eval_shape(init))
             state = world.restore(init, shardings)  # fresh at first, afterwards from snapshots
             step_fn = jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, everywhere))
             for step, batch in world.batches(Waves(), global_batch=BATCH, num_steps=STEPS):

@@ -107,10 +107,13 @@ class LocalLink:
             )
         self.engine.pump()
 
-    def laid_out(self, generation: int, layout: Layout) -> None:
-        """Tell where each box of the world's state is."""
+    def laid_out(self, generation: int, layout: Layout, lacking: str = "") -> None:
+        """Tell where each box of the world's state is, or is to be; see `Link`."""
         for host in self.engine.hosts.members()[:1]:  # none, when all of its slices were lost meanwhile
-            self.engine.take(LaidOut(slice_index=host.slice_index, generation=generation, layout=layout))
+            index = host.slice_index
+            self.engine.take(
+                LaidOut(slice_index=index, generation=generation, layout=layout, lacking=lacking)
+            )
 
     def described(self, tree: TreeDescription) -> None:
         """Tell how the tree of the world's state looks: the same on every slice."""

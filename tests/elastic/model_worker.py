@@ -130,7 +130,7 @@ class Worker:
         assert self.world is not None
         assert self.spec is not None
         spec, snapshot = self.spec, None
-        if spec.rank == 0 and not spec.rehearsal:
+        if spec.rank == 0:
             layout = layout_for(spec.slices)
             laid_out = LaidOut(slice_index=self.index, generation=spec.generation, layout=layout)
             self.say(laid_out, again=True)

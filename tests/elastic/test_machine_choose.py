@@ -58,7 +58,8 @@ def test_plan_restore_moves_only_what_the_targets_lack() -> None:
     choice, _ = choose_restore(held((0, 4, 1), (1, 4, 1), (2, 4, 1)), {})  # type: ignore[arg-type]
     assert choice is not None
     target, plan = plan_restore(choice, (HostId(0), HostId(2)), devices_per_host=1)
-    assert target.mesh.axis_sizes == (2,)
+    assert target.layout.mesh.axis_sizes == (2,)
+    assert (target.slices, target.why) == ((0, 2), "")
     assert plan.bytes_moved == plan.bytes_lower_bound == 32
 
 

@@ -1,0 +1,265 @@
+"""The layout to go on with when the number of slices changes: candidates, what each takes, and the choice.
+
+A candidate must fit the memory of devices and hosts. Of those that do, the one that costs least time is
+chosen: moving the state there, and then the steps until the number of slices changes again. Pure: the same
+arguments give the same choice everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from reshard.candidates import (
+    Alike,
+    Change,
+    Draft,
+    Groups,
+    Kind,
+    drafts,
+    group_arrays,
+    layout_of,
+    mixed_draft,
+)
+from reshard.choice_figures import (
+    Candidate,
+    Costs,
+    Figures,
+    Limits,
+    SimpleCosts,
+    figures_of,
+    held_slices_first,
+)
+from reshard.choice_text import describe, refuse_memory, summarise
+from reshard.errors import UsageError
+from reshard.fits import broken_slices, hosts_of_slices, spanning_axes
+from reshard.holdings import Holding
+from reshard.ids import HostId
+from reshard.layout import Layout
+from reshard.needs import Needs
+from reshard.stock import Stock
+
+ALLOWED: frozenset[Kind] = frozenset({"shrink", "replicate", "fewer-slices"})
+"""What a program can follow without storing its arrays in another shape."""
+HORIZON_STEPS = 1000
+"""Steps until the number of slices changes again: some minutes to an hour, as a slice takes to come back."""
+SAME_COST = 0.02
+"""Costs that differ by less are the same: predictions are not better than that."""
+EASIEST: tuple[Kind, ...] = ("shrink", "replicate", "replicate-and-pad", "fewer-slices", "pad")
+"""What asks least of the program first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutChoice:
+    """All candidates, the best first and those refused last, and the layout of the best (None: all refused).
+
+    `horizon_steps` are the steps that `cost_s` of a candidate counts.
+    """
+
+    num_slices_before: int
+    horizon_steps: int
+    candidates: tuple[Candidate, ...]
+    layout: Layout | None
+
+    @property
+    def chosen(self) -> Candidate | None:
+        """The candidate whose layout was chosen, None when all were refused."""
+        return None if self.layout is None else self.candidates[0]
+
+    def require(self) -> Layout:
+        """Return the layout. Raises `UsageError`, with the reasons, when all candidates were refused."""
+        if self.layout is None:
+            raise UsageError(
+                summarise(self),
+                remedy="Use another number of slices or other axis sizes, allow more kinds, or more memory.",
+            )
+        return self.layout
+
+    def sentence(self) -> str:
+        """Return the choice in one line."""
+        return summarise(self)
+
+    def explain(self) -> str:
+        """Return the choice, what else was possible, and what was refused and why, as lines of text."""
+        return describe(self)
+
+    def to_json(self) -> bytes:
+        """Return the choice as one JSON object that `from_json` reads."""
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def from_json(cls, data: bytes | str) -> LayoutChoice:
+        """Read what `to_json` wrote; raises `UsageError` naming the first field that does not fit."""
+        try:
+            return msgspec.json.decode(data, type=cls)
+        except msgspec.MsgspecError as error:
+            raise UsageError(f"this is not a layout choice: {error}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Question:
+    """What candidates are measured by."""
+
+    layout: Layout
+    groups: Groups
+    needs: Needs[Alike]
+    limits: Limits
+    allow: frozenset[Kind]
+    costs: Costs
+    horizon_steps: int
+
+
+def choose_layout(
+    layout: Layout,
+    hosts: Iterable[HostId],
+    devices_per_host: int,
+    *,
+    holdings: Stock | Iterable[Holding] | None = None,
+    axes: tuple[str, ...] | None = None,
+    limits: Limits | None = None,
+    allow: frozenset[Kind] = ALLOWED,
+    costs: Costs | None = None,
+    horizon_steps: int = HORIZON_STEPS,
+) -> LayoutChoice:
+    """Return the best layout of the arrays of `layout` for `hosts`, and what else there was.
+
+    `layout` is how the state is to be partitioned where that is possible. `holdings`, all of one step, are
+    what the hosts have of it; None stands for what `layout` puts on those of its hosts that are left. One of
+    `axes` takes another size (default: the elastic axis, and all that span slices). `allow` names the kinds
+    of candidates that may be chosen; the others are only shown. Where slices must be idle, those that hold
+    least of the state are, then those of the highest index. Raises `UsageError` when no axis spans slices.
+    """
+    present = hosts_of_slices(hosts)
+    if not present or devices_per_host < 1:
+        raise UsageError(f"cannot lay out on {len(present)} slices of {devices_per_host} devices a host")
+    wanted = dict.fromkeys((layout.elastic_axis, *spanning_axes(layout.mesh))) if axes is None else axes
+    names = [axis for axis in wanted if axis is not None]
+    if not names:
+        raise UsageError(
+            "no axis of the mesh spans slices", remedy="Name one: Layout(elastic_axis=…) or axes=(…,)."
+        )
+    groups = group_arrays(layout.arrays)
+    needs = Needs(_stock(layout, holdings), groups)
+    question = _Question(
+        layout=layout,
+        groups=groups,
+        needs=needs,
+        limits=limits or Limits(),
+        allow=allow,
+        costs=costs or SimpleCosts(),
+        horizon_steps=horizon_steps,
+    )
+    order = held_slices_first(needs, groups, present)
+    found: list[tuple[Candidate, Layout | None]] = []
+    for axis in names:
+        broken = broken_slices(layout.mesh, axis, present)
+        change = Change(
+            mesh=layout.mesh,
+            axis=axis,
+            hosts_by_slice={index: present[index] for index in sorted(order, key=broken.__contains__)},
+            devices_per_host=devices_per_host,
+        )
+        found += _candidates(question, change)
+    found = _ranked(found)
+    best, best_layout = found[0]
+    return LayoutChoice(
+        num_slices_before=len({host.slice_index for host in layout.mesh.distinct_hosts()}),
+        horizon_steps=horizon_steps,
+        candidates=tuple(candidate for candidate, _ in found),
+        layout=None if best.refused else best_layout,
+    )
+
+
+def _stock(layout: Layout, holdings: Stock | Iterable[Holding] | None) -> Stock:
+    if holdings is None:
+        return Stock.of_layout(layout)
+    if isinstance(holdings, Stock):
+        return holdings
+    held = tuple(holdings)
+    steps = {holding.step for holding in held}
+    if len(steps) > 1:
+        raise UsageError(f"the holdings are of several steps: {', '.join(map(str, sorted(steps)))}")
+    return Stock.of_holdings(held, min(steps, default=0))
+
+
+def _candidates(question: _Question, change: Change) -> Iterator[tuple[Candidate, Layout | None]]:
+    """Yield the candidates of one axis; where replicating all takes too much memory, also a mixture."""
+    by_kind: dict[Kind, Candidate] = {}
+    for draft in drafts(change, question.groups):
+        candidate, layout = _measured(question, change, draft)
+        by_kind[candidate.kind] = candidate
+        yield candidate, layout
+    limit = question.limits.device_memory_bytes
+    replicated = by_kind.get("replicate")
+    if limit is None or replicated is None or not replicated.refused or "pad" not in question.allow:
+        return
+    budget_bytes = int(limit / question.limits.state_factor)
+    mixed = mixed_draft(change, len(replicated.slices), question.groups, budget_bytes)
+    if mixed is not None:
+        yield _measured(question, change, mixed)
+
+
+def _measured(question: _Question, change: Change, draft: Draft) -> tuple[Candidate, Layout | None]:
+    """Return the draft as a candidate, with figures, and its layout, where there is one."""
+    idle = tuple(index for index in sorted(change.hosts_by_slice) if index not in draft.slices)
+    candidate = Candidate(
+        kind=draft.kind,
+        axis=draft.axis,
+        axis_size=draft.axis_size,
+        slices=draft.slices,
+        idle=idle,
+        fallbacks=draft.fallbacks,
+        refused=draft.refused,
+    )
+    if draft.refused:
+        return candidate, None
+    mesh = change.mesh_on(draft.slices)
+    layout = layout_of(draft, question.layout, mesh)
+    figures = figures_of(
+        draft,
+        mesh,
+        question.groups,
+        question.needs,
+        num_devices_before=question.layout.mesh.num_devices,
+        limits=question.limits,
+    )
+    step_s, move_s = question.costs.step_s(layout, figures), question.costs.move_s(layout, figures)
+    measured = replace(
+        candidate,
+        figures=figures,
+        step_s=step_s,
+        move_s=move_s,
+        cost_s=move_s + question.horizon_steps * step_s,
+    )
+    return replace(measured, refused=_refusal(measured, figures, question)), layout
+
+
+def _refusal(candidate: Candidate, figures: Figures, question: _Question) -> str:
+    """Return why a candidate that exists cannot be chosen, "" when it can."""
+    needed: set[Kind] = {candidate.kind}
+    if candidate.kind == "replicate-and-pad":
+        needed = {"replicate", "pad"}
+    if candidate.idle:
+        needed.add("fewer-slices")
+    if missing := sorted(needed - question.allow):
+        return f"{' and '.join(missing)} not allowed here"
+    return refuse_memory(candidate, figures, question.limits)
+
+
+def _ranked(found: list[tuple[Candidate, Layout | None]]) -> list[tuple[Candidate, Layout | None]]:
+    """Return the best first: of those that cost about the least, the one that asks least of the program."""
+
+    def cost_s(pair: tuple[Candidate, Layout | None]) -> float:
+        return math.inf if pair[0].cost_s is None else pair[0].cost_s
+
+    ordered = sorted(found, key=lambda pair: (bool(pair[0].refused), cost_s(pair)))
+    near = [
+        pair
+        for pair in ordered
+        if not pair[0].refused and cost_s(pair) <= cost_s(ordered[0]) * (1 + SAME_COST)
+    ]
+    first = sorted(near, key=lambda pair: EASIEST.index(pair[0].kind))[:1]
+    return first + [pair for pair in ordered if pair not in first]
