@@ -117,10 +117,10 @@ def check_staged(command: Stage, staged: Iterable[Want], arena: Arena) -> None:
 
     Raises InvariantBrokenError unless each element was staged exactly once, or not at all and held.
     """
-    keys = {(transfer.path, transfer.target_box) for transfer in command.transfers}
     counts: defaultdict[str, dict[Box, WriteCounts]] = defaultdict(dict)
-    for path, box in keys:
-        counts[path][box] = WriteCounts(path, box)
+    for transfer in command.transfers:
+        path, box = transfer.path, transfer.target_box
+        counts[path].setdefault(box, WriteCounts(path, box))
     for path, piece in staged:
         for box, counted in counts[path].items():
             if (common := intersect(piece, box)) is not None:
