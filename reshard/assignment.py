@@ -19,6 +19,9 @@ from reshard.pattern import Pattern
 from reshard.plan_rows import Rows
 from reshard.runs import Runs
 
+EVEN_WITHIN = 0.02
+"""By so much of the mean load a source's may grow for the sake of whole demands."""
+
 _Point = tuple[int, int, int]
 """A place in a row of demands: (demand, array, elements of its cut dim)."""
 
@@ -30,9 +33,7 @@ def assign(patterns: Sequence[Pattern], num_hosts: int, *, min_cut_bytes: int) -
     """
     demands = _Demands.of(patterns)
     shares = even_shares(demands.pools, demands.pool_bytes, num_hosts)
-    source = np.zeros(
-        len(demands.row), np.int64
-    )  # which of its pool's hosts sends a demand that is not split
+    source = np.zeros(len(demands.row), np.int64)  # which of its pool's hosts sends it, if it is not split
     is_split = np.zeros(len(demands.row), bool)
     parts: list[list[_Part]] = [[] for _ in patterns]
     begins = np.searchsorted(demands.pool, np.arange(len(demands.pools) + 1))
@@ -71,6 +72,8 @@ class _Demands:
     nbytes: Column
     pools: Runs
     pool_bytes: Column
+    small_bytes: float
+    """A demand up to this size goes to one source whole, which makes loads uneven by 2 % at most."""
 
     @classmethod
     def of(cls, patterns: Sequence[Pattern]) -> _Demands:
@@ -89,6 +92,8 @@ class _Demands:
         order = np.lexsort((row, pattern_number, target, pool))
         pool_bytes = np.zeros(len(pools), np.int64)
         np.add.at(pool_bytes, pool, nbytes)
+        sources, num_pools = np.unique(pools.values, return_counts=True)
+        mean_bytes = float(pool_bytes.sum()) / max(len(sources), 1)
         return cls(
             pattern=pattern_number[order],
             row=row[order],
@@ -96,6 +101,7 @@ class _Demands:
             nbytes=nbytes[order],
             pools=pools,
             pool_bytes=pool_bytes,
+            small_bytes=2 * EVEN_WITHIN * mean_bytes / int(num_pools.max(initial=1)),
         )
 
 
@@ -108,43 +114,24 @@ def _split_points(
     min_cut_bytes: int,
 ) -> list[_Point]:
     """Return where each source's run begins among demands `start` to `stop`, and where the last one ends."""
-    ends = np.cumsum(demands.nbytes[start:stop])
-    offsets = np.cumsum(share)[:-1]
+    nbytes = demands.nbytes[start:stop]
+    ends = nbytes.cumsum()
+    offsets = share.cumsum()[:-1]
     points: list[_Point] = [(start, 0, 0)]
-    known, array_bytes = -1, demands.row
-    for offset, at in zip(
-        offsets.tolist(), np.searchsorted(ends, offsets, side="right").tolist(), strict=True
-    ):
+    for offset, at in zip(offsets.tolist(), ends.searchsorted(offsets, side="right").tolist(), strict=True):
         if at >= len(ends):
             points.append((stop, 0, 0))
             continue
-        demand = start + at
-        pattern, row = patterns[demands.pattern[demand]], int(demands.row[demand])
-        if demand != known:
-            known, array_bytes = demand, pattern.array_bytes(row)
-        within = offset - float(ends[at] - demands.nbytes[demand])
-        array, cut = _place_within(pattern, row, array_bytes, within, min_cut_bytes)
+        demand, size = start + at, int(nbytes[at])
+        within = offset - (int(ends[at]) - size)
+        if size <= demands.small_bytes:
+            points.append((demand + (2 * within >= size), 0, 0))
+            continue
+        pattern = patterns[demands.pattern[demand]]
+        array, cut = pattern.place(int(demands.row[demand]), within, min_cut_bytes)
         points.append((demand + 1, 0, 0) if array == pattern.num_arrays else (demand, array, cut))
     points.append((stop, 0, 0))
     return points
-
-
-def _place_within(
-    pattern: Pattern, row: int, array_bytes: Column, offset: float, min_cut_bytes: int
-) -> tuple[int, int]:
-    """Return (array, elements of its cut dim) near `offset` bytes into a piece of all the arrays."""
-    ends = np.cumsum(array_bytes)
-    array = int(np.searchsorted(ends, offset, side="right"))
-    if array == len(ends):
-        return array, 0
-    nbytes = int(array_bytes[array])
-    rest = offset - float(ends[array] - nbytes)
-    length = pattern.cut_length(row, array)
-    cut = round(rest * length / nbytes)
-    cut_bytes = cut * (nbytes // length)
-    if min(cut_bytes, nbytes - cut_bytes) >= max(min_cut_bytes, 1):
-        return array, cut
-    return (array, 0) if 2 * rest < nbytes else (array + 1, 0)
 
 
 def _partial(
