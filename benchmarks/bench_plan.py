@@ -180,26 +180,26 @@ def line(one: dict[str, Any], jax_s: float) -> str:
 
 
 def draw(found: list[dict[str, Any]], path: Path) -> None:
-    """Draw seconds against arrays + hosts, both logarithmic, and a line of linear growth."""
+    """Draw seconds against hosts and against arrays, all logarithmic, with a line of linear growth."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7, 5))
-    for case, about in CASES.items():
-        points = sorted(
-            (one["num_arrays"] + one["num_chips"] // CHIPS_A_HOST, one["seconds"])
-            for one in found
-            if one["case"] == case and one["part"] in ("base", "chips", "arrays")
-        )
-        axes.plot(*zip(*points, strict=True), marker="o", label=f"{case}: {about}")
-    largest = max(one["num_arrays"] + one["num_chips"] // CHIPS_A_HOST for one in found)
-    smallest = min(one["num_arrays"] + one["num_chips"] // CHIPS_A_HOST for one in found)
-    top_s = max(one["seconds"] for one in found if one["part"] != "distinct")
-    axes.plot([smallest, largest], [top_s * smallest / largest, top_s], "k:", label="linear")
-    axes.set(xscale="log", yscale="log", xlabel="arrays + hosts", ylabel="seconds to plan, one core")
-    axes.legend(fontsize=7)
+    figure, panels = pyplot.subplots(1, 2, figsize=(11, 5), sharey=True)
+    across = {"hosts": ("chips", lambda one: one["num_chips"] // CHIPS_A_HOST)}
+    across["arrays"] = ("arrays", lambda one: one["num_arrays"])
+    for axes, (label, (part, number)) in zip(panels, across.items(), strict=True):
+        shown = [one for one in found if one["part"] in ("base", part)]
+        for case, about in CASES.items():
+            points = sorted((number(one), one["seconds"]) for one in shown if one["case"] == case)
+            axes.plot(*zip(*points, strict=True), marker="o", label=f"{case}: {about}")
+        least, most = min(map(number, shown)), max(map(number, shown))
+        top_s = max(one["seconds"] for one in shown)
+        axes.plot([least, most], [top_s * least / most, top_s], "k:", label="linear")
+        axes.set(xscale="log", yscale="log", xlabel=label)
+    panels[0].set(ylabel="seconds to plan, one core")
+    panels[1].legend(fontsize=7)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
