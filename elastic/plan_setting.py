@@ -14,7 +14,7 @@ from reshard.accelerators import Accelerator, find_accelerator
 from reshard.boxes import Box
 from reshard.cost import Rates
 from reshard.errors import UsageError
-from reshard.grid import Column, num_elements
+from reshard.grid import Column, as_boxes, num_elements, slice_column
 from reshard.ids import HostId
 from reshard.layout import Layout
 from reshard.redundancy import buddy_stock, capture_stock
@@ -145,9 +145,9 @@ def sole_holders(stock: Stock) -> dict[int, tuple[str, Box]]:
         np.maximum.at(highest, number.ravel(), slices)
         ranges = distinct.reshape(len(distinct), boxes.shape[1], 2)
         filled = (ranges[:, :, 1] > ranges[:, :, 0]).all(axis=1)
-        for row in np.flatnonzero((lowest == highest) & filled).tolist():
-            box = tuple((int(start), int(stop)) for start, stop in ranges[row])
-            found.setdefault(int(lowest[row]), (path, box))
+        alone = np.flatnonzero((lowest == highest) & filled)
+        for slice_index, box in zip(lowest[alone].tolist(), as_boxes(ranges[alone]), strict=True):
+            found.setdefault(slice_index, (path, box))
     return dict(sorted(found.items()))
 
 
@@ -158,7 +158,7 @@ def _holders(stock: Stock) -> Iterator[tuple[str, Column, Column]]:
         for path in group.paths:
             groups_of[path].append(index)
     first = {tuple(indices): path for path, indices in sorted(groups_of.items(), reverse=True)}
-    slice_of = np.array([host.slice_index for host in stock.hosts], np.int64)
+    slice_of = slice_column(stock.hosts)
     for indices, path in sorted(first.items(), key=lambda item: item[1]):
         groups = [stock.groups[index] for index in indices]
         boxes = np.concatenate([group.boxes[group.box] for group in groups])

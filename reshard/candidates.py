@@ -96,7 +96,7 @@ class Change:
 
     def sizes(self, axis_size: int) -> dict[str, int]:
         """Return the sizes of all axes when `axis` has this one."""
-        return dict(zip(self.mesh.axis_names, self.mesh.axis_sizes, strict=True)) | {self.axis: axis_size}
+        return self.mesh.sizes() | {self.axis: axis_size}
 
     def mesh_on(self, slices: tuple[int, ...]) -> MeshLayout:
         """Return the mesh on these slices, `axis` outermost as `Layout.resized` puts it.

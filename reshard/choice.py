@@ -166,7 +166,7 @@ def choose_layout(
     found = _ranked(found)
     best, best_layout = found[0]
     return LayoutChoice(
-        num_slices_before=len({host.slice_index for host in layout.mesh.distinct_hosts()}),
+        num_slices_before=layout.mesh.num_slices,
         horizon_steps=horizon_steps,
         candidates=tuple(candidate for candidate, _ in found),
         layout=None if best.refused else best_layout,

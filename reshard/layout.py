@@ -120,7 +120,7 @@ class Layout:
         if not ordered or devices_per_host < 1:
             raise UsageError(f"cannot lay out on {len(ordered)} hosts of {devices_per_host} devices")
         num_devices = len(ordered) * devices_per_host
-        sizes = dict(zip(self.mesh.axis_names, self.mesh.axis_sizes, strict=True))
+        sizes = self.mesh.sizes()
         if self.elastic_axis is not None:
             sizes[self.elastic_axis] = _elastic_size(self.mesh, self.elastic_axis, num_devices)
         elif num_devices != self.mesh.num_devices:
@@ -168,7 +168,7 @@ def _elastic_size(mesh: MeshLayout, axis: str, num_devices: int) -> int:
     fixed = mesh.num_devices // mesh.axis_size(axis)
     size, rest = divmod(num_devices, fixed)
     if rest or not size:
-        others = [f"{n}={s}" for n, s in zip(mesh.axis_names, mesh.axis_sizes, strict=True) if n != axis]
+        others = [f"{name}={size}" for name, size in mesh.sizes().items() if name != axis]
         raise UsageError(
             f"{num_devices} devices are not a multiple of {fixed} ({', '.join(others)}), "
             f"so axis {axis!r} has no size",

@@ -16,6 +16,8 @@ from reshard.grid import BoxTable, Column, Placement, cell_table, cells_of, merg
 from reshard.holdings import TIERS
 from reshard.runs import Runs, spread
 
+__all__ = ["HeldBoxes", "Match", "held_boxes", "match"]
+
 PERSISTENT = TIERS.index("persistent")
 
 
@@ -185,6 +187,3 @@ def held_boxes(parts: Sequence[HeldBoxes], rank: int) -> HeldBoxes:
         box=np.concatenate([none, *(part.box + int(offsets[at]) for at, part in enumerate(parts))]),
         tier=np.concatenate([none, *(part.tier for part in parts)]),
     )
-
-
-__all__ = ["HeldBoxes", "Match", "held_boxes", "match"]

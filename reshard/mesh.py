@@ -47,6 +47,15 @@ class MeshLayout:
         """The number of mesh positions."""
         return math.prod(self.axis_sizes)
 
+    @property
+    def num_slices(self) -> int:
+        """The number of slices that have a position."""
+        return len({host.slice_index for host in self.distinct_hosts()})
+
+    def sizes(self) -> dict[str, int]:
+        """Return the size of each axis by name, in order."""
+        return dict(zip(self.axis_names, self.axis_sizes, strict=True))
+
     def axis_size(self, name: str) -> int:
         """Return the size of an axis; raises `UsageError` for an axis the mesh does not have."""
         if name not in self.axis_names:
@@ -93,9 +102,7 @@ class MeshLayout:
         return axes if np.array_equal(self.part_index(axes), part_index) else None
 
     def _describe(self) -> str:
-        return (
-            "×".join(f"{n}={s}" for n, s in zip(self.axis_names, self.axis_sizes, strict=True)) or "no axes"
-        )
+        return "×".join(f"{name}={size}" for name, size in self.sizes().items()) or "no axes"
 
 
 @lru_cache(maxsize=16)

@@ -82,7 +82,7 @@ class Stock:
         for (_, spec), arrays in alike.items():
             placed = placement(layout.mesh, spec)
             if spec not in tiers:
-                tiers[spec] = np.full(len(placed.host), TIERS.index(tier), np.int64)
+                tiers[spec] = tier_column(tier, len(placed.host))
             groups.append(
                 HeldGroup(
                     paths=tuple(array.path for array in arrays),
@@ -117,6 +117,11 @@ class Stock:
             number = np.array([index[host] for host in stock.hosts], np.int64)
             groups += _with_columns(stock.groups, _renumbering(number))
         return Stock(hosts=hosts, groups=tuple(groups))
+
+
+def tier_column(tier: Tier, num: int) -> Column:
+    """Return a column of `num` holdings that are all in `tier`, as indices into `TIERS`."""
+    return np.full(num, TIERS.index(tier), np.int64)
 
 
 def _renumbering(number: Column) -> Callable[[HeldGroup], tuple[Column, Column, Column]]:
