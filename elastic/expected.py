@@ -15,6 +15,7 @@ from typing import Protocol
 from reshard.boxes import Box, uncovered
 from reshard.candidates import Kind
 from reshard.choice import LayoutChoice, choose_layout
+from reshard.holdings import Shard
 from reshard.ids import HostId
 from reshard.layout import Layout
 from reshard.stock import Stock
@@ -86,7 +87,7 @@ class Stored(Protocol):
         ...
 
 
-def first_lacking(layout: Layout, hosts: Iterable[HostId], stored: Stored) -> tuple[str, Box] | None:
+def first_lacking(layout: Layout, hosts: Iterable[HostId], stored: Stored) -> Shard | None:
     """The path and box of the first elements that `hosts` need for `layout` and are not stored, if any."""
     here = tuple(hosts)
     for array in layout.arrays:

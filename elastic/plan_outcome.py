@@ -62,9 +62,9 @@ def rejoin(setting: Setting, layout: Layout, slices: tuple[int, ...], clock: Clo
 
 def choose(setting: Setting, hosts: Iterable[HostId], stock: Stock) -> LayoutChoice:
     """Return the layout for these hosts, and what else there was; `stock` is what they hold."""
-    device_bytes = setting.accelerator.value("device_memory_bytes")
+    device_memory_bytes = setting.accelerator.value("device_memory_bytes")
     limits = Limits(
-        device_memory_bytes=None if device_bytes is None else int(device_bytes),
+        device_memory_bytes=None if device_memory_bytes is None else int(device_memory_bytes),
         host_memory_bytes=None if setting.shm_bytes is None else int(setting.shm_bytes),
         state_factor=setting.plan.training.state_factor,
         replicas=setting.plan.snapshots.replicas,

@@ -11,10 +11,10 @@ import numpy as np
 from elastic.plan_file import ClusterTable, PlanFile
 from elastic.plan_model import describe_model, lay_out
 from reshard.accelerators import Accelerator, find_accelerator
-from reshard.boxes import Box
 from reshard.cost import Rates
 from reshard.errors import UsageError
 from reshard.grid import Column, as_boxes, num_elements, slice_column
+from reshard.holdings import Shard
 from reshard.ids import HostId
 from reshard.layout import Layout
 from reshard.redundancy import buddy_stock, capture_stock
@@ -132,12 +132,12 @@ def bytes_by_host(stock: Stock, layout: Layout) -> dict[HostId, int]:
     return dict(zip(stock.hosts, total.tolist(), strict=True))
 
 
-def sole_holders(stock: Stock) -> dict[int, tuple[str, Box]]:
+def sole_holders(stock: Stock) -> dict[int, Shard]:
     """Return the slices that alone hold something, with the first such array and its first such box.
 
     Boxes of one array must not overlap unless they are equal, as is so for those of one layout.
     """
-    found: dict[int, tuple[str, Box]] = {}
+    found: dict[int, Shard] = {}
     for path, boxes, slices in _holders(stock):
         distinct, number = np.unique(boxes.reshape(len(boxes), -1), axis=0, return_inverse=True)
         lowest, highest = np.full(len(distinct), np.iinfo(np.int64).max), np.full(len(distinct), -1)

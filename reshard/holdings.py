@@ -10,6 +10,8 @@ from reshard.errors import UsageError
 from reshard.ids import HostId
 from reshard.layout import Layout
 
+Shard = tuple[str, Box]
+"""Which shard: the path of an array and a box of it."""
 Tier = Literal["device", "shm", "peer", "persistent"]
 TIERS: tuple[Tier, ...] = get_args(Tier)
 """Places a shard can be, the nearest first: the order in which sources are preferred."""

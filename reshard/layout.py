@@ -20,7 +20,7 @@ import numpy.typing as npt
 from reshard.boxes import Box, volume
 from reshard.errors import UsageError
 from reshard.ids import HostId
-from reshard.mesh import MeshLayout
+from reshard.mesh import MeshLayout, mesh_of_hosts
 
 __all__ = ["ArrayLayout", "Layout", "MeshLayout", "Spec", "dim_edges", "spec_from_partition"]
 
@@ -127,17 +127,9 @@ class Layout:
             raise UsageError(
                 f"no axis spans slices, so {num_devices} devices cannot replace {self.mesh.num_devices}"
             )
-        owners = np.repeat(np.arange(len(ordered)), devices_per_host)
-        inner = [name for name in self.mesh.axis_names if name != self.elastic_axis]
-        outer_first = ([] if self.elastic_axis is None else [self.elastic_axis]) + inner
-        grid = owners.reshape([sizes[name] for name in outer_first])
-        grid = grid.transpose([outer_first.index(name) for name in self.mesh.axis_names])
-        mesh = MeshLayout(
-            axis_names=self.mesh.axis_names,
-            axis_sizes=tuple(sizes.values()),
-            hosts=tuple(map(ordered.__getitem__, grid.ravel().tolist())),
+        return replace(
+            self, mesh=mesh_of_hosts(ordered, devices_per_host, sizes, outermost=self.elastic_axis)
         )
-        return replace(self, mesh=mesh)
 
 
 def dim_edges(size: int, num_parts: int) -> npt.NDArray[np.int64]:

@@ -15,13 +15,12 @@ import numpy as np
 
 from reshard.boxes import Box
 from reshard.grid import Column
+from reshard.holdings import Shard
 from reshard.ids import HostId
 from reshard.layout import Layout
 from reshard.redundancy_buddies import KeptGroup, keep
 from reshard.redundancy_dealing import deal
 from reshard.stock import HeldGroup, Stock, tier_column
-
-Shard = tuple[str, Box]
 
 
 class BuddyCopy(NamedTuple):
