@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 from elastic.plan_report import DeviceMemory, HostMemory, Load, Missing, Move, Outcome, Step
-from elastic.plan_setting import STEP, Kept, Setting, bytes_by_host
+from elastic.plan_setting import STEP, Kept, Setting
 from reshard.boxes import Box
 from reshard.choice import HORIZON_STEPS, LayoutChoice, choose_layout
 from reshard.choice_figures import Limits
@@ -89,13 +89,13 @@ def choose(setting: Setting, hosts: Iterable[HostId], stock: Stock) -> LayoutCho
 
 def host_memory(setting: Setting, kept: Kept, layout: Layout, *, stage_bytes: int = 0) -> HostMemory:
     """Return what snapshots of `layout` take of the fullest host's memory."""
-    captured = max(bytes_by_host(kept.captured, layout).values(), default=0)
+    captured = max(kept.captured.bytes_by_host(layout).values(), default=0)
     snapshots = setting.plan.snapshots
     return HostMemory(
         slots=snapshots.slots,
         captured_bytes=captured,
         copies_slots=NUM_SLOTS,
-        copies_bytes=max(bytes_by_host(kept.copies, layout).values(), default=0),
+        copies_bytes=max(kept.copies.bytes_by_host(layout).values(), default=0),
         stage_bytes=stage_bytes,
         persisted_bytes=captured if snapshots.persisted else 0,
         limit_bytes=setting.shm_bytes,

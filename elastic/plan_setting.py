@@ -13,7 +13,7 @@ from elastic.plan_model import describe_model, lay_out
 from reshard.accelerators import Accelerator, find_accelerator
 from reshard.cost import Rates
 from reshard.errors import UsageError
-from reshard.grid import Column, as_boxes, num_elements, slice_column
+from reshard.grid import Column, as_boxes, slice_column
 from reshard.holdings import Shard
 from reshard.ids import HostId
 from reshard.layout import Layout
@@ -119,17 +119,6 @@ def least_compute_s(
         return None
     operations = 6.0 * active_parameters * training.global_batch * training.tokens_per_row
     return operations / (num_devices * peak * training.utilisation)
-
-
-def bytes_by_host(stock: Stock, layout: Layout) -> dict[HostId, int]:
-    """Return the bytes each host of the stock holds; a box held twice by one host counts twice."""
-    itemsize = {array.path: array.itemsize for array in layout.arrays}
-    total = np.zeros(len(stock.hosts), np.int64)
-    for group in stock.groups:
-        item_bytes = sum(itemsize[path] for path in group.paths)
-        box_bytes = num_elements(group.edges, group.table.low, group.table.high) * item_bytes
-        np.add.at(total, group.host, box_bytes[group.box])
-    return dict(zip(stock.hosts, total.tolist(), strict=True))
 
 
 def sole_holders(stock: Stock) -> dict[int, Shard]:

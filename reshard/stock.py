@@ -15,7 +15,16 @@ import numpy as np
 
 from reshard.boxes import Box
 from reshard.errors import UsageError
-from reshard.grid import BoxTable, Column, Edges, element_boxes, layout_edges, placement, table_of_boxes
+from reshard.grid import (
+    BoxTable,
+    Column,
+    Edges,
+    element_boxes,
+    layout_edges,
+    num_elements,
+    placement,
+    table_of_boxes,
+)
 from reshard.holdings import TIERS, Holding, Tier
 from reshard.ids import HostId
 from reshard.layout import ArrayLayout, Layout, Spec
@@ -117,6 +126,16 @@ class Stock:
             number = np.array([index[host] for host in stock.hosts], np.int64)
             groups += _with_columns(stock.groups, _renumbering(number))
         return Stock(hosts=hosts, groups=tuple(groups))
+
+    def bytes_by_host(self, layout: Layout) -> dict[HostId, int]:
+        """Return the bytes of arrays of `layout` that each host holds; a box held twice counts twice."""
+        itemsize = {array.path: array.itemsize for array in layout.arrays}
+        total = np.zeros(len(self.hosts), np.int64)
+        for group in self.groups:
+            item_bytes = sum(itemsize[path] for path in group.paths)
+            box_bytes = num_elements(group.edges, group.table.low, group.table.high) * item_bytes
+            np.add.at(total, group.host, box_bytes[group.box])
+        return dict(zip(self.hosts, total.tolist(), strict=True))
 
 
 def tier_column(tier: Tier, num: int) -> Column:
