@@ -44,7 +44,7 @@ def group_alike(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
     return list(groups.values())
 
 
-def name_slices(cases: Iterable[tuple[int, ...]]) -> str:
+def name_cases(cases: Iterable[tuple[int, ...]]) -> str:
     """Name the slices of equal cases: `slice 3`, `any of slices 0–31`, `slices 3 and 7 at once`."""
     listed = sorted(cases)
     if any(len(case) > 1 for case in listed):
@@ -119,7 +119,7 @@ def _limit(limit_bytes: float | None) -> str:
 
 
 def _stopped(group: Sequence[Outcome]) -> RenderableType:
-    names = name_slices(outcome.slices for outcome in group)
+    names = name_cases(outcome.slices for outcome in group)
     first = group[0]
     text = Text(f"Losing {names}: ")
     if first.missing is not None:
@@ -158,8 +158,8 @@ def _change(group: Sequence[Outcome], only_checked: Sequence[int]) -> str:
     """Name a column; slices that were not planned stand beside those that were."""
     cases = [outcome.slices for outcome in group]
     if group[0].event == "return":
-        return f"return of {name_slices(cases)}"
-    return f"losing {name_slices([*cases, *((index,) for index in only_checked)])}"
+        return f"return of {name_cases(cases)}"
+    return f"losing {name_cases([*cases, *((index,) for index in only_checked)])}"
 
 
 def _span(values: Sequence[int]) -> str:
