@@ -14,15 +14,13 @@ import json
 import os
 import resource
 import statistics
-import subprocess
-import sys
 import time
 from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from machine import fail, hand_over, is_quiet, load1, parser
+from machine import hand_over, is_quiet, load1, parser, run_child
 from plan_model import CASES, CHIPS_A_HOST, Size, arrays, situation
 
 from reshard.planner import make_plan
@@ -86,17 +84,12 @@ def jax_maps_s(size: Size) -> float:
 
 def measure(case: str, size: Size, reps: int) -> dict[str, Any]:
     request = json.dumps({"case": case, "size": asdict(size), "reps": reps})
-    command = [sys.executable, __file__, "--child", request]
-    done = subprocess.run(command, env=dict(os.environ), capture_output=True, text=True, check=False)
-    if done.returncode:
-        fail(f"{case} {size} ended with status {done.returncode}\n{done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return {
         "case": case,
         **asdict(size),
         "num_chips": size.num_chips,
         "num_arrays": num_arrays(size),
-        **found,
+        **run_child(__file__, f"{case} {size}", "--child", request),
     }
 
 

@@ -13,8 +13,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import subprocess
-import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable
@@ -23,11 +21,10 @@ from typing import Any
 
 import numpy as np
 from bench_plan import jax_maps_s
-from machine import fail, hand_over, is_quiet, load1, parser
+from machine import hand_over, is_quiet, load1, parser, run_child
 from plan_model import Size, layout
 
 from reshard.copies import CopyIndex
-from reshard.grid import num_elements
 from reshard.layout import Layout
 from reshard.persist_shares import host_persist_shares
 from reshard.redundancy import buddy_stock, capture_stock, host_buddies, host_captures
@@ -82,11 +79,7 @@ def own_seconds(state: Layout, *, is_buddies: bool) -> dict[str, float]:
 
 def described(state: Layout, stock: Stock) -> dict[str, float]:
     """How even the shares are, and how many columns describe them."""
-    itemsize = {array.path: array.itemsize for array in state.arrays}
-    loads = np.zeros(len(stock.hosts), np.int64)
-    for group in stock.groups:
-        nbytes = num_elements(group.edges, group.table.low, group.table.high)
-        np.add.at(loads, group.host, nbytes[group.box] * sum(itemsize[path] for path in group.paths))
+    loads = np.array(list(stock.bytes_by_host(state).values()))
     return {
         "largest_over_mean_share": loads.max() / loads.mean(),
         "smallest_over_mean_share": loads.min() / loads.mean(),
@@ -98,13 +91,7 @@ def described(state: Layout, stock: Stock) -> dict[str, float]:
 def measure(answer: str, size: Size, reps: int) -> dict[str, Any]:
     """The run of median time among `reps`, each in a process of its own."""
     request = json.dumps({"answer": answer, "size": asdict(size)})
-    runs: list[dict[str, float]] = []
-    for _ in range(reps):
-        command = [sys.executable, __file__, "--child", request]
-        done = subprocess.run(command, env=dict(os.environ), capture_output=True, text=True, check=False)
-        if done.returncode:
-            fail(f"{answer} {size} ended with status {done.returncode}\n{done.stderr[-2000:]}")
-        runs.append(json.loads(done.stdout.splitlines()[-1]))
+    runs = [run_child(__file__, f"{answer} {size}", "--child", request) for _ in range(reps)]
     median = sorted(runs, key=lambda run: run["seconds"])[len(runs) // 2]
     return {
         "answer": answer,

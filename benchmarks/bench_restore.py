@@ -10,10 +10,7 @@ timed too, since a restore could leave work to it.
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
-import sys
 import time
 from argparse import Namespace
 from dataclasses import asdict
@@ -23,7 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 from figures import Interval, median_interval, spread
-from machine import fail, hand_over, is_quiet, load1, parser
+from machine import hand_over, is_quiet, load1, parser, run_child
 from peers import add_peer_options, run_peer
 from snapshot_states import (
     DEVICES,
@@ -111,14 +108,10 @@ def copy_to_fresh_memory(arena: Arena, num_leaves: int, shape: tuple[int, int]) 
     return timed(copy)[0]
 
 
-def run_child(given: Namespace, kind: str, root: Path) -> dict[str, float]:
-    command = [sys.executable, __file__, "--child", kind, "--root", str(root), "--mib", str(given.mib)]
-    command += ["--leaves", str(given.leaves), "--threads", str(given.threads)]
-    done = subprocess.run(command, env=dict(os.environ), capture_output=True, text=True, check=False)
-    if done.returncode:
-        fail(f"{kind} ended with status {done.returncode}\n{done.stderr[-2000:]}")
-    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return figures
+def measure_one(given: Namespace, kind: str, root: Path) -> dict[str, float]:
+    arguments = ["--child", kind, "--root", str(root), "--mib", str(given.mib)]
+    arguments += ["--leaves", str(given.leaves), "--threads", str(given.threads)]
+    return run_child(__file__, kind, *arguments)
 
 
 def measure(given: Namespace) -> dict[str, list[dict[str, float]]]:
@@ -132,7 +125,7 @@ def measure(given: Namespace) -> dict[str, list[dict[str, float]]]:
         found: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
         for index in range(given.reps):
             for kind in KINDS[index % len(KINDS) :] + KINDS[: index % len(KINDS)]:
-                found[kind].append(run_child(given, kind, root))
+                found[kind].append(measure_one(given, kind, root))
         arena.unlink()
     return found
 

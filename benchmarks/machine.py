@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,16 @@ def compile_cache_environment() -> dict[str, str]:
     return dict(os.environ) | {
         "JAX_COMPILATION_CACHE_DIR": os.environ.get("JAX_COMPILATION_CACHE_DIR", str(RUNS / "jax-cache"))
     }
+
+
+def run_child(script: str, name: str, *arguments: str) -> dict[str, Any]:
+    """What `script`, in a process of its own, prints as its last line of JSON; `name` is for the failure."""
+    command = [sys.executable, script, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        fail(f"{name} ended with status {done.returncode}\n{done.stderr[-2000:]}")
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return figures
 
 
 def load1() -> float:

@@ -10,7 +10,8 @@ import numpy as np
 
 from elastic.agent_fetch import PieceFetcher, wanted_pieces
 from elastic.events import ComputeDigest
-from reshard.execute import Buffer, ShardKey, execute_transfers
+from reshard.execute import Buffer, execute_transfers
+from reshard.holdings import Shard
 from reshard.ids import HostId
 from reshard.layout import ArrayLayout
 from reshard.transfer import Transfer
@@ -70,7 +71,7 @@ def _gather(
     fetcher: PieceFetcher,
     *,
     count_writes: bool,
-) -> dict[ShardKey, Buffer]:
+) -> dict[Shard, Buffer]:
     wanted = wanted_pieces(transfers)
     pieces = {(t.path, t.piece): np.empty(t.nbytes, np.uint8) for t in transfers}
     fetcher.fill(command, wanted, [memoryview(cast("bytearray", pieces[want])) for want in wanted])

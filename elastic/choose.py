@@ -16,9 +16,8 @@ from elastic.copy_check import Named
 from elastic.events import SnapshotSummary
 from elastic.expected import Expected, expect_layout
 from elastic.sift import sift
-from reshard.boxes import Box
 from reshard.coverage import uncovered_at
-from reshard.holdings import Holding
+from reshard.holdings import Holding, Shard
 from reshard.ids import HostId
 from reshard.layout import ArrayLayout, Layout, MeshLayout
 from reshard.lineage import is_on_lineage
@@ -162,7 +161,7 @@ def other_holders(
 
     Neither source nor target of the transfer. They are not the same ones for each source, to spread the load.
     """
-    holders: dict[tuple[str, Box], set[int]] = defaultdict(set)
+    holders: dict[Shard, set[int]] = defaultdict(set)
     wanted = tuple(transfers)
     shards = {(transfer.path, transfer.source_box) for transfer in wanted}
     for holding in holdings:

@@ -15,6 +15,7 @@ from typing import Protocol
 from reshard.boxes import Box, uncovered
 from reshard.candidates import Kind
 from reshard.choice import LayoutChoice, choose_layout
+from reshard.holdings import Shard
 from reshard.ids import HostId
 from reshard.layout import Layout
 from reshard.stock import Stock
@@ -51,7 +52,7 @@ def expect_layout(
     snapshot's do not count. Raises UsageError when there is none.
     """
     told = {number: layout for number, layout in told.items() if _arrays(layout) == _arrays(snapshot)}
-    widest = max([snapshot, *told.values()], key=_num_slices)
+    widest = max([snapshot, *told.values()], key=lambda layout: layout.mesh.num_slices)
     ruled = _follow(widest, hosts, devices_per_host, held)
     slices = tuple(sorted({host.slice_index for host in hosts}))
     if len(slices) in told:
@@ -86,7 +87,7 @@ class Stored(Protocol):
         ...
 
 
-def first_lacking(layout: Layout, hosts: Iterable[HostId], stored: Stored) -> tuple[str, Box] | None:
+def first_lacking(layout: Layout, hosts: Iterable[HostId], stored: Stored) -> Shard | None:
     """The path and box of the first elements that `hosts` need for `layout` and are not stored, if any."""
     here = tuple(hosts)
     for array in layout.arrays:
@@ -113,7 +114,7 @@ def _describe(layout: Layout, widest: Layout, ruled: LayoutChoice) -> str:
         return ""
     if ruled.layout is not None and _specs(layout) == _specs(ruled.layout):
         return ruled.sentence()
-    return f"the state is laid out as the script did it on {_num_slices(layout)} slices before"
+    return f"the state is laid out as the script did it on {layout.mesh.num_slices} slices before"
 
 
 def _arrays(layout: Layout) -> set[tuple[str, tuple[int, ...], str]]:
@@ -122,7 +123,3 @@ def _arrays(layout: Layout) -> set[tuple[str, tuple[int, ...], str]]:
 
 def _specs(layout: Layout) -> dict[str, object]:
     return {array.path: array.spec for array in layout.arrays}
-
-
-def _num_slices(layout: Layout) -> int:
-    return len({host.slice_index for host in layout.mesh.distinct_hosts()})

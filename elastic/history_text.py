@@ -67,9 +67,13 @@ def format_slices(indices: Sequence[int]) -> str:
     """`slice 1`, `slices 0 and 2`, `slices 0, 1 and 2`, `no slice`."""
     if not indices:
         return "no slice"
-    if len(indices) == 1:
-        return f"slice {indices[0]}"
-    return f"slices {', '.join(str(index) for index in indices[:-1])} and {indices[-1]}"
+    return f"slice{'s' * (len(indices) > 1)} {format_names(indices)}"
+
+
+def format_names(names: Sequence[object]) -> str:
+    """`3`; `3 and 7`; `3, 7 and 8`."""
+    *others, last = map(str, names)
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def explain_recovery(

@@ -87,7 +87,7 @@ def _described(setting: Setting) -> Described:
         slices=setting.plan.cluster.slices,
         hosts=len(setting.hosts),
         devices=mesh.num_devices,
-        mesh=dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True)),
+        mesh=mesh.sizes(),
         arrays=len(setting.layout.arrays),
         state_bytes=sum(array.nbytes for array in setting.layout.arrays),
         figures={name: None if figure is None else figure.value for name, figure in figures.items()},

@@ -12,13 +12,14 @@ import numpy as np
 from elastic.plan_file import Axes, ClusterTable, MeshTable, ModelTable, TransformerTable
 from reshard.errors import UsageError
 from reshard.ids import HostId
-from reshard.layout import ArrayLayout, Layout, MeshLayout, Spec
+from reshard.layout import ArrayLayout, Layout, Spec
+from reshard.mesh import mesh_of_hosts
 
 Dims = Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Described:
+class DescribedModel:
     """The arrays of a model; `gradient_paths` are the trained ones among them.
 
     `active_parameters` are the elements of those that one token passes through, None when that is not told.
@@ -29,7 +30,7 @@ class Described:
     active_parameters: int | None
 
 
-def describe_model(model: ModelTable) -> Described:
+def describe_model(model: ModelTable) -> DescribedModel:
     """Return the arrays of `[model]`; raises `UsageError` for an unknown dtype or a model without arrays."""
     trained: list[ArrayLayout] = []
     others: list[ArrayLayout] = []
@@ -63,14 +64,14 @@ def describe_model(model: ModelTable) -> Described:
             "the model has no arrays", remedy="Give [model.transformer] or [[model.arrays]] in the plan."
         )
     arrays = [*trained, *_optimizer_arrays(model, trained), *others]
-    return Described(
+    return DescribedModel(
         arrays=tuple(arrays),
         gradient_paths=frozenset(array.path for array in trained),
         active_parameters=_active_parameters(model.transformer, trained),
     )
 
 
-def lay_out(cluster: ClusterTable, mesh: MeshTable, chips_per_host: int, model: Described) -> Layout:
+def lay_out(cluster: ClusterTable, mesh: MeshTable, chips_per_host: int, model: DescribedModel) -> Layout:
     """Return the layout of the model on the whole cluster.
 
     Devices are put in the order of slices, hosts and chips, the elastic axis outermost, as a recovery does.
@@ -80,15 +81,8 @@ def lay_out(cluster: ClusterTable, mesh: MeshTable, chips_per_host: int, model: 
     sizes = _axis_sizes(mesh, len(hosts) * chips_per_host)
     if mesh.elastic not in sizes:
         raise UsageError(f"mesh.elastic is {mesh.elastic!r}, which is not one of the axes {', '.join(sizes)}")
-    outer_first = [mesh.elastic, *(name for name in sizes if name != mesh.elastic)]
-    grid = np.repeat(np.arange(len(hosts)), chips_per_host).reshape([sizes[name] for name in outer_first])
-    grid = grid.transpose([outer_first.index(name) for name in sizes])
     return Layout(
-        mesh=MeshLayout(
-            axis_names=tuple(sizes),
-            axis_sizes=tuple(sizes.values()),
-            hosts=tuple(hosts[index] for index in grid.ravel().tolist()),
-        ),
+        mesh=mesh_of_hosts(hosts, chips_per_host, sizes, outermost=mesh.elastic),
         arrays=model.arrays,
         elastic_axis=mesh.elastic,
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 from elastic.plan_report import DeviceMemory, HostMemory, Load, Missing, Move, Outcome, Step
-from elastic.plan_setting import STEP, Kept, Setting, bytes_by_host
+from elastic.plan_setting import STEP, Kept, Setting
 from reshard.boxes import Box
 from reshard.choice import HORIZON_STEPS, LayoutChoice, choose_layout
 from reshard.choice_figures import Limits
@@ -62,9 +62,9 @@ def rejoin(setting: Setting, layout: Layout, slices: tuple[int, ...], clock: Clo
 
 def choose(setting: Setting, hosts: Iterable[HostId], stock: Stock) -> LayoutChoice:
     """Return the layout for these hosts, and what else there was; `stock` is what they hold."""
-    device_bytes = setting.accelerator.value("device_memory_bytes")
+    device_memory_bytes = setting.accelerator.value("device_memory_bytes")
     limits = Limits(
-        device_memory_bytes=None if device_bytes is None else int(device_bytes),
+        device_memory_bytes=None if device_memory_bytes is None else int(device_memory_bytes),
         host_memory_bytes=None if setting.shm_bytes is None else int(setting.shm_bytes),
         state_factor=setting.plan.training.state_factor,
         replicas=setting.plan.snapshots.replicas,
@@ -89,13 +89,13 @@ def choose(setting: Setting, hosts: Iterable[HostId], stock: Stock) -> LayoutCho
 
 def host_memory(setting: Setting, kept: Kept, layout: Layout, *, stage_bytes: int = 0) -> HostMemory:
     """Return what snapshots of `layout` take of the fullest host's memory."""
-    captured = max(bytes_by_host(kept.captured, layout).values(), default=0)
+    captured = max(kept.captured.bytes_by_host(layout).values(), default=0)
     snapshots = setting.plan.snapshots
     return HostMemory(
         slots=snapshots.slots,
         captured_bytes=captured,
         copies_slots=NUM_SLOTS,
-        copies_bytes=max(bytes_by_host(kept.copies, layout).values(), default=0),
+        copies_bytes=max(kept.copies.bytes_by_host(layout).values(), default=0),
         stage_bytes=stage_bytes,
         persisted_bytes=captured if snapshots.persisted else 0,
         limit_bytes=setting.shm_bytes,

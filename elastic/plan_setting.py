@@ -11,10 +11,10 @@ import numpy as np
 from elastic.plan_file import ClusterTable, PlanFile
 from elastic.plan_model import describe_model, lay_out
 from reshard.accelerators import Accelerator, find_accelerator
-from reshard.boxes import Box
 from reshard.cost import Rates
 from reshard.errors import UsageError
-from reshard.grid import Column, num_elements
+from reshard.grid import Column, as_boxes, slice_column
+from reshard.holdings import Shard
 from reshard.ids import HostId
 from reshard.layout import Layout
 from reshard.redundancy import buddy_stock, capture_stock
@@ -121,23 +121,12 @@ def least_compute_s(
     return operations / (num_devices * peak * training.utilisation)
 
 
-def bytes_by_host(stock: Stock, layout: Layout) -> dict[HostId, int]:
-    """Return the bytes each host of the stock holds; a box held twice by one host counts twice."""
-    itemsize = {array.path: array.itemsize for array in layout.arrays}
-    total = np.zeros(len(stock.hosts), np.int64)
-    for group in stock.groups:
-        item_bytes = sum(itemsize[path] for path in group.paths)
-        box_bytes = num_elements(group.edges, group.table.low, group.table.high) * item_bytes
-        np.add.at(total, group.host, box_bytes[group.box])
-    return dict(zip(stock.hosts, total.tolist(), strict=True))
-
-
-def sole_holders(stock: Stock) -> dict[int, tuple[str, Box]]:
+def sole_holders(stock: Stock) -> dict[int, Shard]:
     """Return the slices that alone hold something, with the first such array and its first such box.
 
     Boxes of one array must not overlap unless they are equal, as is so for those of one layout.
     """
-    found: dict[int, tuple[str, Box]] = {}
+    found: dict[int, Shard] = {}
     for path, boxes, slices in _holders(stock):
         distinct, number = np.unique(boxes.reshape(len(boxes), -1), axis=0, return_inverse=True)
         lowest, highest = np.full(len(distinct), np.iinfo(np.int64).max), np.full(len(distinct), -1)
@@ -145,9 +134,9 @@ def sole_holders(stock: Stock) -> dict[int, tuple[str, Box]]:
         np.maximum.at(highest, number.ravel(), slices)
         ranges = distinct.reshape(len(distinct), boxes.shape[1], 2)
         filled = (ranges[:, :, 1] > ranges[:, :, 0]).all(axis=1)
-        for row in np.flatnonzero((lowest == highest) & filled).tolist():
-            box = tuple((int(start), int(stop)) for start, stop in ranges[row])
-            found.setdefault(int(lowest[row]), (path, box))
+        alone = np.flatnonzero((lowest == highest) & filled)
+        for slice_index, box in zip(lowest[alone].tolist(), as_boxes(ranges[alone]), strict=True):
+            found.setdefault(slice_index, (path, box))
     return dict(sorted(found.items()))
 
 
@@ -158,7 +147,7 @@ def _holders(stock: Stock) -> Iterator[tuple[str, Column, Column]]:
         for path in group.paths:
             groups_of[path].append(index)
     first = {tuple(indices): path for path, indices in sorted(groups_of.items(), reverse=True)}
-    slice_of = np.array([host.slice_index for host in stock.hosts], np.int64)
+    slice_of = slice_column(stock.hosts)
     for indices, path in sorted(first.items(), key=lambda item: item[1]):
         groups = [stock.groups[index] for index in indices]
         boxes = np.concatenate([group.boxes[group.box] for group in groups])

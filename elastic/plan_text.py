@@ -6,24 +6,19 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TextIO
 
-from rich.box import ROUNDED
-from rich.console import Console, Group, RenderableType
-from rich.table import Table
+from rich.console import Group, RenderableType
 from rich.text import Text
 
-from elastic.history_text import format_bytes, format_seconds
+from elastic.history_text import format_bytes, format_names, format_seconds, format_slices
 from elastic.plan_report import Assessment, Load, Move, Outcome, Step
+from elastic.terminal import open_console, titled_table
 
-WIDTH_WITHOUT_TERMINAL = 100
 CHANGES_A_TABLE = 3
 
 
 def print_assessment(assessment: Assessment, *, stream: TextIO | None = None) -> None:
     """Print the answer; 100 columns wide where there is no terminal to ask."""
-    console = Console(file=stream, highlight=False)
-    if not console.is_terminal:
-        console = Console(file=stream, highlight=False, width=WIDTH_WITHOUT_TERMINAL)
-    console.print(render(assessment))
+    open_console(stream).print(render(assessment))
 
 
 def render(assessment: Assessment) -> RenderableType:
@@ -49,15 +44,15 @@ def group_alike(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
     return list(groups.values())
 
 
-def name_slices(cases: Iterable[tuple[int, ...]]) -> str:
+def name_cases(cases: Iterable[tuple[int, ...]]) -> str:
     """Name the slices of equal cases: `slice 3`, `any of slices 0–31`, `slices 3 and 7 at once`."""
     listed = sorted(cases)
     if any(len(case) > 1 for case in listed):
-        return "; ".join(f"slices {_and(map(str, case))} at once" for case in listed)
+        return "; ".join(f"slices {format_names(case)} at once" for case in listed)
     indices = [case[0] for case in listed]
     if len(indices) == 1:
         return f"slice {indices[0]}"
-    return f"any of slices {_and(_ranges(indices))}"
+    return f"any of slices {format_names(_ranges(indices))}"
 
 
 def _ranges(indices: Sequence[int]) -> list[str]:
@@ -68,18 +63,6 @@ def _ranges(indices: Sequence[int]) -> list[str]:
         else:
             runs.append([index])
     return [f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
-
-
-def _and(names: Iterable[str]) -> str:
-    listed = list(names)
-    return listed[0] if len(listed) == 1 else f"{', '.join(listed[:-1])} and {listed[-1]}"
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=ROUNDED, expand=False)
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
-    return table
 
 
 def _headline(assessment: Assessment) -> RenderableType:
@@ -105,7 +88,7 @@ def _fit(fits: bool | None) -> Text:
 
 
 def _memory_table(assessment: Assessment) -> RenderableType:
-    table = _table("Memory, on the fullest", "", "needed", "there is", "")
+    table = titled_table("Memory, on the fullest", "", "needed", "there is", "")
     device, host = assessment.device_memory, assessment.host_memory
     table.add_row(
         "device: the state alone"
@@ -136,7 +119,7 @@ def _limit(limit_bytes: float | None) -> str:
 
 
 def _stopped(group: Sequence[Outcome]) -> RenderableType:
-    names = name_slices(outcome.slices for outcome in group)
+    names = name_cases(outcome.slices for outcome in group)
     first = group[0]
     text = Text(f"Losing {names}: ")
     if first.missing is not None:
@@ -149,7 +132,7 @@ def _stopped(group: Sequence[Outcome]) -> RenderableType:
 
 
 def _moves_table(groups: Sequence[Sequence[Outcome]], only_checked: Sequence[int]) -> RenderableType:
-    table = _table("What a change moves", "", *(_change(group, only_checked) for group in groups))
+    table = titled_table("What a change moves", "", *(_change(group, only_checked) for group in groups))
     moves = [[outcome.move for outcome in group if outcome.move is not None] for group in groups]
     rows = [
         ("bytes moved", [_span([m.bytes_moved for m in group]) for group in moves]),
@@ -175,8 +158,8 @@ def _change(group: Sequence[Outcome], only_checked: Sequence[int]) -> str:
     """Name a column; slices that were not planned stand beside those that were."""
     cases = [outcome.slices for outcome in group]
     if group[0].event == "return":
-        return f"return of {name_slices(cases)}"
-    return f"losing {name_slices([*cases, *((index,) for index in only_checked)])}"
+        return f"return of {name_cases(cases)}"
+    return f"losing {name_cases([*cases, *((index,) for index in only_checked)])}"
 
 
 def _span(values: Sequence[int]) -> str:
@@ -212,10 +195,7 @@ def _step(step: Step) -> str:
 def _explanations(groups: Sequence[Sequence[Outcome]]) -> list[RenderableType]:
     """Return how the layout was chosen, for the first of each group; all of one are chosen alike."""
     return [
-        Text(
-            f"The layout after losing slice{'s' * (len(group[0].slices) > 1)} "
-            f"{_and(map(str, group[0].slices))}. {group[0].explanation}"
-        )
+        Text(f"The layout after losing {format_slices(group[0].slices)}. {group[0].explanation}")
         for group in groups
         if group[0].explanation
     ]
@@ -230,7 +210,7 @@ def _closing(assessment: Assessment) -> RenderableType:
     if assessment.only_checked:
         planned = [found.slices[0] for found in assessment.outcomes if found.event == "loss"]
         text.append(
-            f"Planned for the loss of slices {_and(map(str, planned))}; of the others it was checked that "
+            f"Planned for the loss of slices {format_names(planned)}; of the others it was checked that "
             f"nothing is gone with them (--every-slice plans them too).\n"
         )
     if assessment.goodput is None:

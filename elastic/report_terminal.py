@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, TextIO
 
 from elastic.history_text import describe_suspect, format_bytes, format_seconds
 from elastic.report_schema import PHASES, Recovery, Report
+from elastic.terminal import open_console, titled_table
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
-    from rich.table import Table
 
-WIDTH_WITHOUT_TERMINAL = 100
 RECOVERIES_A_TABLE = 6
 
 _VERDICT_STYLES = {"held": "green", "broken": "bold red", "unknown": "yellow"}
@@ -20,12 +19,8 @@ _VERDICT_STYLES = {"held": "green", "broken": "bold red", "unknown": "yellow"}
 
 def print_report(report: Report, console: Console | None = None, *, stream: TextIO | None = None) -> None:
     """Print a report; 100 columns wide where there is no terminal to ask."""
-    from rich.console import Console
-
     if console is None:
-        console = Console(file=stream, highlight=False)
-        if not console.is_terminal:
-            console = Console(file=stream, highlight=False, width=WIDTH_WITHOUT_TERMINAL)
+        console = open_console(stream)
     console.print(render_report(report))
 
 
@@ -39,16 +34,6 @@ def render_report(report: Report) -> RenderableType:
     parts += _explanations(report)
     parts += [_invariants_table(report), _snapshots_line(report)]
     return Group(*parts)
-
-
-def _table(title: str, *columns: str) -> Table:
-    from rich.box import ROUNDED
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", title_style="bold", box=ROUNDED, expand=False)
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
-    return table
 
 
 def _headline(report: Report) -> RenderableType:
@@ -80,7 +65,7 @@ def _count(number: int, *, bad: bool) -> RenderableType:
 
 
 def _losses_table(report: Report) -> RenderableType:
-    table = _table("What was lost", "", "done", "lost", "repeated", "replayed")
+    table = titled_table("What was lost", "", "done", "lost", "repeated", "replayed")
     steps, samples = report.steps, report.samples
     target = "" if steps.target is None else f" of {steps.target - steps.before:,}"
     if steps.before:
@@ -93,7 +78,9 @@ def _losses_table(report: Report) -> RenderableType:
 
 
 def _recoveries_table(recoveries: Sequence[Recovery], first: int) -> RenderableType:
-    table = _table("Recoveries", "", *(f"#{number}" for number in range(first, first + len(recoveries))))
+    table = titled_table(
+        "Recoveries", "", *(f"#{number}" for number in range(first, first + len(recoveries)))
+    )
     rows = [
         ("how", [recovery.mode for recovery in recoveries]),
         ("generation", [str(recovery.generation) for recovery in recoveries]),
@@ -140,7 +127,7 @@ def _explanations(report: Report) -> list[RenderableType]:
 def _invariants_table(report: Report) -> RenderableType:
     from rich.text import Text
 
-    table = _table("Invariants", "promise", "verdict")
+    table = titled_table("Invariants", "promise", "verdict")
     for name, verdict in report.invariants.items():
         table.add_row(name.replace("_", " "), Text(verdict, style=_VERDICT_STYLES[verdict]))
     return table

@@ -7,11 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from elastic.copy_check import Named
-from reshard.boxes import Box
 from reshard.copies import Copy, judge_copies
-from reshard.holdings import Holding
-
-_Shard = tuple[str, Box]
+from reshard.holdings import Holding, Shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +38,9 @@ def sift(holdings: Sequence[Holding], generation: int, named: Named) -> Sifted:
     by_shard = _worth_a_look(holdings, named_on)
     if not by_shard:
         return Sifted(kept=tuple(holdings), left_out=(), refused=(), doubts=())
-    good: dict[_Shard, int] = {}
+    good: dict[Shard, int] = {}
     reasons: dict[str, set[str]] = {"refused": set(), "doubts": set()}
-    open_shards: list[_Shard] = []
+    open_shards: list[Shard] = []
     for shard, copies in by_shard.items():
         verdict = _decide(shard, copies, named_on[shard[0]])
         if verdict is None:
@@ -68,11 +65,11 @@ def sift(holdings: Sequence[Holding], generation: int, named: Named) -> Sifted:
     )
 
 
-def _worth_a_look(holdings: Iterable[Holding], named_on: dict[str, set[int]]) -> dict[_Shard, list[Holding]]:
+def _worth_a_look(holdings: Iterable[Holding], named_on: dict[str, set[int]]) -> dict[Shard, list[Holding]]:
     """The boxes whose copies differ, or that only slices have whose copies of the array were found wrong."""
-    first: dict[_Shard, int] = {}
-    differing: set[_Shard] = set()
-    only_bad: dict[_Shard, bool] = {}
+    first: dict[Shard, int] = {}
+    differing: set[Shard] = set()
+    only_bad: dict[Shard, bool] = {}
     for holding in holdings:
         shard = (holding.path, holding.box)
         if first.setdefault(shard, holding.checksum) != holding.checksum:
@@ -81,14 +78,14 @@ def _worth_a_look(holdings: Iterable[Holding], named_on: dict[str, set[int]]) ->
             is_bad = holding.host.slice_index in named_on.get(holding.path, ())
             only_bad[shard] = only_bad.get(shard, True) and is_bad
     looked_at = differing | {shard for shard, is_bad in only_bad.items() if is_bad}
-    found: defaultdict[_Shard, list[Holding]] = defaultdict(list)
+    found: defaultdict[Shard, list[Holding]] = defaultdict(list)
     for holding in holdings if looked_at else ():
         if (holding.path, holding.box) in looked_at:
             found[holding.path, holding.box].append(holding)
     return dict(sorted(found.items()))
 
 
-def _decide(shard: _Shard, copies: list[Holding], bad: set[int]) -> tuple[int, str] | None:
+def _decide(shard: Shard, copies: list[Holding], bad: set[int]) -> tuple[int, str] | None:
     """The checksum of the good copies and why others are refused; None when nothing tells."""
     judged = judge_copies(*shard, {Copy(holding.host): holding.checksum for holding in copies})
     if judged is not None and judged.good is not None:

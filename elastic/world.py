@@ -23,7 +23,7 @@ from elastic.ports import JobOver, Link, Runtime, WorldLost
 from elastic.protocol import WorkerCommitted
 from elastic.state_keeper import StateKeeper, StateMemory
 from elastic.step_errors import clear_frames, may_be_loss
-from reshard.batch_sizes import LrRule, choose_batch_size
+from reshard.batch_sizes import BatchSize, LrRule, choose_batch_size
 from reshard.errors import ElasticError, UsageError
 
 CONFIRM_S = 60.0
@@ -194,8 +194,6 @@ class World:
         `num_steps` steps of the run, and at a step boundary when the topology is to change. Raises WorldLost
         when the world was given up, UsageError for arguments that do not fit.
         """
-        if self._mesh is None or self._keeper is None:
-            raise UsageError("world.batches before world.restore", remedy="Call world.restore(...) first.")
         size = choose_batch_size(
             global_batch=global_batch,
             slice_batch=slice_batch,
@@ -204,13 +202,7 @@ class World:
             is_weighted=weight_key is not None,
         )
         self._num_steps = num_steps
-        self._keeper.reserve_journal(size.global_batch(self._full_slices))
-        axis = batch_axis or self._elastic_axis
-        usual = size.global_batch(len(self.slices))
-        maker = BatchMaker(self._mesh, axis, dataset, usual, weight_key, max_rows_per_device)
-        arenas = self._link.arenas().values()
-        feed = Feed(self._spec, size, maker, dataset, self._seed, arenas, self._position)
-        self._feed = feed
+        feed = self._open_feed(dataset, size, weight_key, max_rows_per_device, batch_axis)
         while num_steps is None or self._step + 1 < num_steps:
             self._check()
             if self._must_stop():
@@ -269,6 +261,24 @@ class World:
             )
         )
         self._committed_s = time.perf_counter()
+
+    def _open_feed(
+        self,
+        dataset: Dataset,
+        size: BatchSize,
+        weight_key: str | None,
+        max_rows_per_device: int | None,
+        batch_axis: str | None,
+    ) -> Feed:
+        if self._mesh is None or self._keeper is None:
+            raise UsageError("world.batches before world.restore", remedy="Call world.restore(...) first.")
+        self._keeper.reserve_journal(size.global_batch(self._full_slices))
+        axis = batch_axis or self._elastic_axis
+        usual = size.global_batch(len(self.slices))
+        maker = BatchMaker(self._mesh, axis, dataset, usual, weight_key, max_rows_per_device)
+        arenas = self._link.arenas().values()
+        self._feed = Feed(self._spec, size, maker, dataset, self._seed, arenas, self._position)
+        return self._feed
 
     def _end_rehearsal(self) -> NoReturn:
         self._link.left(self.generation)

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from reshard.balance import Bytes, even_shares
+from reshard.balance import ByteShares, even_shares
 from reshard.grid import Column
 from reshard.pattern import Pattern
 from reshard.plan_rows import Rows
@@ -73,7 +73,7 @@ class _Demands:
     pools: Runs
     pool_bytes: Column
     small_bytes: float
-    """A demand up to this size goes to one source whole, which makes loads uneven by 2 % at most."""
+    """A demand up to this size goes to one source whole, so loads differ by `EVEN_WITHIN` at most."""
 
     @classmethod
     def of(cls, patterns: Sequence[Pattern]) -> _Demands:
@@ -110,7 +110,7 @@ def _split_points(
     patterns: Sequence[Pattern],
     start: int,
     stop: int,
-    share: Bytes,
+    share: ByteShares,
     min_cut_bytes: int,
 ) -> list[_Point]:
     """Return where each source's run begins among demands `start` to `stop`, and where the last one ends."""

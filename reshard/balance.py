@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from reshard.grid import Column
 from reshard.runs import Runs
 
-Bytes = NDArray[np.float64]
+ByteShares = NDArray[np.float64]
+"""Numbers of bytes, which need not be whole."""
 
 MAX_STEPS = 400
 PATIENCE = 20
@@ -27,7 +28,7 @@ GOOD_ENOUGH = 1.01
 """Largest load, over the mean or what has no choice, at which the search ends."""
 
 
-def even_shares(pools: Runs, pool_bytes: Column, num_hosts: int) -> Bytes:
+def even_shares(pools: Runs, pool_bytes: Column, num_hosts: int) -> ByteShares:
     """Return the bytes that each host of each pool sends, `[n]` like `pools.values`.
 
     `pools` has the hosts of each pool, at least one, shape `[n, 1]`; `pool_bytes` is `[num_pools]`, and the
@@ -40,7 +41,7 @@ def even_shares(pools: Runs, pool_bytes: Column, num_hosts: int) -> Bytes:
     shares = np.empty(len(hosts))
     for entry, total in zip(entries, totals, strict=True):
         shares[entry] = (total / entry.shape[1])[:, None]
-    fixed: Bytes = np.zeros(num_hosts)
+    fixed: ByteShares = np.zeros(num_hosts)
     for entry, total in zip(entries, totals, strict=True):
         if entry.shape[1] == 1:
             fixed += np.bincount(hosts[entry[:, 0]], weights=total, minlength=num_hosts)
@@ -67,7 +68,7 @@ def even_shares(pools: Runs, pool_bytes: Column, num_hosts: int) -> Bytes:
     return best
 
 
-def _project(shares: Bytes, entries: Sequence[Column], totals: Sequence[Bytes]) -> Bytes:
+def _project(shares: ByteShares, entries: Sequence[Column], totals: Sequence[ByteShares]) -> ByteShares:
     """Return the nearest shares that are not negative and add up to each pool's total."""
     nearest = np.empty_like(shares)
     for entry, total in zip(entries, totals, strict=True):

@@ -96,7 +96,7 @@ class Change:
 
     def sizes(self, axis_size: int) -> dict[str, int]:
         """Return the sizes of all axes when `axis` has this one."""
-        return dict(zip(self.mesh.axis_names, self.mesh.axis_sizes, strict=True)) | {self.axis: axis_size}
+        return self.mesh.sizes() | {self.axis: axis_size}
 
     def mesh_on(self, slices: tuple[int, ...]) -> MeshLayout:
         """Return the mesh on these slices, `axis` outermost as `Layout.resized` puts it.
@@ -129,8 +129,7 @@ def drafts(change: Change, groups: Groups) -> Iterator[Draft]:
     if num_slices not in counts:
         yield _without_mesh(change)
     for count in counts:
-        axis_size = change.axis_size(count) or 0
-        found = find_misfits(groups, change.sizes(axis_size))
+        found = find_misfits(groups, change.sizes(change.axis_size(count) or 0))
         plain = treat(change, count, groups, {})
         if not found:
             yield plain
@@ -186,8 +185,7 @@ def mixed_draft(change: Change, num_slices: int, groups: Groups, budget_bytes: i
     found = find_misfits(groups, sizes)
 
     def stored_bytes(alike: Alike, spec: Spec) -> int:
-        part = math.prod(part_shape(alike.shape, spec, sizes))
-        return part * alike.itemsize * len(groups[alike])
+        return math.prod(part_shape(alike.shape, spec, sizes)) * alike.itemsize * len(groups[alike])
 
     left_bytes = budget_bytes - sum(stored_bytes(alike, alike.spec) for alike in groups)
     more_bytes = {

@@ -8,32 +8,15 @@ arguments give the same choice everywhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import msgspec
 
-from reshard.candidates import (
-    Alike,
-    Change,
-    Draft,
-    Groups,
-    Kind,
-    drafts,
-    group_arrays,
-    layout_of,
-    mixed_draft,
-)
-from reshard.choice_figures import (
-    Candidate,
-    Costs,
-    Figures,
-    Limits,
-    SimpleCosts,
-    figures_of,
-    held_slices_first,
-)
-from reshard.choice_text import describe, refuse_memory, summarise
+from reshard.candidates import Change, Kind, group_arrays
+from reshard.choice_figures import Candidate, Costs, Limits, SimpleCosts, held_slices_first
+from reshard.choice_measure import Question, measured_candidates
+from reshard.choice_text import describe, summarise
 from reshard.errors import UsageError
 from reshard.fits import broken_slices, hosts_of_slices, spanning_axes
 from reshard.holdings import Holding
@@ -99,19 +82,6 @@ class LayoutChoice:
             raise UsageError(f"this is not a layout choice: {error}") from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Question:
-    """What candidates are measured by."""
-
-    layout: Layout
-    groups: Groups
-    needs: Needs[Alike]
-    limits: Limits
-    allow: frozenset[Kind]
-    costs: Costs
-    horizon_steps: int
-
-
 def choose_layout(
     layout: Layout,
     hosts: Iterable[HostId],
@@ -135,42 +105,42 @@ def choose_layout(
     present = hosts_of_slices(hosts)
     if not present or devices_per_host < 1:
         raise UsageError(f"cannot lay out on {len(present)} slices of {devices_per_host} devices a host")
-    wanted = dict.fromkeys((layout.elastic_axis, *spanning_axes(layout.mesh))) if axes is None else axes
-    names = [axis for axis in wanted if axis is not None]
-    if not names:
-        raise UsageError(
-            "no axis of the mesh spans slices", remedy="Name one: Layout(elastic_axis=…) or axes=(…,)."
-        )
+    names = _axes_to_change(layout, axes)
     groups = group_arrays(layout.arrays)
-    needs = Needs(_stock(layout, holdings), groups)
-    question = _Question(
+    question = Question(
         layout=layout,
         groups=groups,
-        needs=needs,
+        needs=Needs(_stock(layout, holdings), groups),
         limits=limits or Limits(),
         allow=allow,
         costs=costs or SimpleCosts(),
         horizon_steps=horizon_steps,
     )
-    order = held_slices_first(needs, groups, present)
+    order = held_slices_first(question.needs, groups, present)
     found: list[tuple[Candidate, Layout | None]] = []
     for axis in names:
         broken = broken_slices(layout.mesh, axis, present)
-        change = Change(
-            mesh=layout.mesh,
-            axis=axis,
-            hosts_by_slice={index: present[index] for index in sorted(order, key=broken.__contains__)},
-            devices_per_host=devices_per_host,
-        )
-        found += _candidates(question, change)
-    found = _ranked(found)
-    best, best_layout = found[0]
+        best = {index: present[index] for index in sorted(order, key=broken.__contains__)}
+        change = Change(mesh=layout.mesh, axis=axis, hosts_by_slice=best, devices_per_host=devices_per_host)
+        found += measured_candidates(question, change)
+    ranked = _ranked(found)
+    first, chosen = ranked[0]
     return LayoutChoice(
-        num_slices_before=len({host.slice_index for host in layout.mesh.distinct_hosts()}),
+        num_slices_before=layout.mesh.num_slices,
         horizon_steps=horizon_steps,
-        candidates=tuple(candidate for candidate, _ in found),
-        layout=None if best.refused else best_layout,
+        candidates=tuple(candidate for candidate, _ in ranked),
+        layout=None if first.refused else chosen,
     )
+
+
+def _axes_to_change(layout: Layout, axes: tuple[str, ...] | None) -> tuple[str, ...]:
+    wanted = dict.fromkeys((layout.elastic_axis, *spanning_axes(layout.mesh))) if axes is None else axes
+    names = tuple(axis for axis in wanted if axis is not None)
+    if not names:
+        raise UsageError(
+            "no axis of the mesh spans slices", remedy="Name one: Layout(elastic_axis=…) or axes=(…,)."
+        )
+    return names
 
 
 def _stock(layout: Layout, holdings: Stock | Iterable[Holding] | None) -> Stock:
@@ -183,70 +153,6 @@ def _stock(layout: Layout, holdings: Stock | Iterable[Holding] | None) -> Stock:
     if len(steps) > 1:
         raise UsageError(f"the holdings are of several steps: {', '.join(map(str, sorted(steps)))}")
     return Stock.of_holdings(held, min(steps, default=0))
-
-
-def _candidates(question: _Question, change: Change) -> Iterator[tuple[Candidate, Layout | None]]:
-    """Yield the candidates of one axis; where replicating all takes too much memory, also a mixture."""
-    by_kind: dict[Kind, Candidate] = {}
-    for draft in drafts(change, question.groups):
-        candidate, layout = _measured(question, change, draft)
-        by_kind[candidate.kind] = candidate
-        yield candidate, layout
-    limit = question.limits.device_memory_bytes
-    replicated = by_kind.get("replicate")
-    if limit is None or replicated is None or not replicated.refused or "pad" not in question.allow:
-        return
-    budget_bytes = int(limit / question.limits.state_factor)
-    mixed = mixed_draft(change, len(replicated.slices), question.groups, budget_bytes)
-    if mixed is not None:
-        yield _measured(question, change, mixed)
-
-
-def _measured(question: _Question, change: Change, draft: Draft) -> tuple[Candidate, Layout | None]:
-    """Return the draft as a candidate, with figures, and its layout, where there is one."""
-    idle = tuple(index for index in sorted(change.hosts_by_slice) if index not in draft.slices)
-    candidate = Candidate(
-        kind=draft.kind,
-        axis=draft.axis,
-        axis_size=draft.axis_size,
-        slices=draft.slices,
-        idle=idle,
-        fallbacks=draft.fallbacks,
-        refused=draft.refused,
-    )
-    if draft.refused:
-        return candidate, None
-    mesh = change.mesh_on(draft.slices)
-    layout = layout_of(draft, question.layout, mesh)
-    figures = figures_of(
-        draft,
-        mesh,
-        question.groups,
-        question.needs,
-        num_devices_before=question.layout.mesh.num_devices,
-        limits=question.limits,
-    )
-    step_s, move_s = question.costs.step_s(layout, figures), question.costs.move_s(layout, figures)
-    measured = replace(
-        candidate,
-        figures=figures,
-        step_s=step_s,
-        move_s=move_s,
-        cost_s=move_s + question.horizon_steps * step_s,
-    )
-    return replace(measured, refused=_refusal(measured, figures, question)), layout
-
-
-def _refusal(candidate: Candidate, figures: Figures, question: _Question) -> str:
-    """Return why a candidate that exists cannot be chosen, "" when it can."""
-    needed: set[Kind] = {candidate.kind}
-    if candidate.kind == "replicate-and-pad":
-        needed = {"replicate", "pad"}
-    if candidate.idle:
-        needed.add("fewer-slices")
-    if missing := sorted(needed - question.allow):
-        return f"{' and '.join(missing)} not allowed here"
-    return refuse_memory(candidate, figures, question.limits)
 
 
 def _ranked(found: list[tuple[Candidate, Layout | None]]) -> list[tuple[Candidate, Layout | None]]:

@@ -10,9 +10,10 @@ from typing import Protocol
 import numpy as np
 
 from reshard.candidates import Alike, Draft, Fallback, Groups, Kind
+from reshard.cost import ring_exchange_s
 from reshard.errors import UsageError
 from reshard.fits import part_shape
-from reshard.grid import Column, element_boxes, layout_edges, placement
+from reshard.grid import Column, layout_edges, num_elements, placement
 from reshard.layout import ArrayLayout, Layout, MeshLayout
 from reshard.needs import Needs
 
@@ -102,7 +103,7 @@ class SimpleCosts:
     """Compute goes with the devices in use; what is replicated is summed over the slices at each step.
 
         step = step_s_before × devices before / devices in use × padding factor
-             + 2 (S - 1) / S × replicated bytes / (hosts a slice × network rate), S slices
+             + the sum of the replicated bytes over slices (`reshard.cost.ring_exchange_s`)
         move = bytes that the busiest host receives / network rate
 
     The sum is one ring all-reduce of all that is replicated: about right for weights, whose gradients have to
@@ -115,9 +116,12 @@ class SimpleCosts:
     def step_s(self, layout: Layout, figures: Figures) -> float:
         """See `Costs`."""
         compute_s = self.step_s_before * figures.num_devices_before / figures.num_devices
-        hosts_per_slice = figures.num_hosts / figures.num_slices
-        rounds = 2 * (figures.num_slices - 1) / figures.num_slices
-        exchange_s = rounds * figures.replicated_bytes / (hosts_per_slice * self.network_bytes_s)
+        exchange_s = ring_exchange_s(
+            figures.replicated_bytes,
+            num_slices=figures.num_slices,
+            num_hosts=figures.num_hosts,
+            network_bytes_s=self.network_bytes_s,
+        )
         return compute_s * figures.padding_factor + exchange_s
 
     def move_s(self, layout: Layout, figures: Figures) -> float:
@@ -135,7 +139,7 @@ def figures_of(
     limits: Limits,
 ) -> Figures:
     """Return what a draft takes on its mesh."""
-    hosts, sizes = mesh.distinct_hosts(), dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
+    hosts, sizes = mesh.distinct_hosts(), mesh.sizes()
     target, received = needs.targets(mesh), np.zeros(len(hosts), np.int64)
     device_bytes = stored_bytes = replicated_bytes = 0
     for alike, paths in groups.items():
@@ -172,9 +176,9 @@ def held_slices_first(needs: Needs[Alike], groups: Groups, slices: Iterable[int]
     """Return `slices`, those that hold most bytes of the state first; then by index."""
     held: dict[int, int] = dict.fromkeys(slices, 0)
     for alike in groups:
-        for index, num_elements in needs.elements_by_slice(alike).items():
+        for index, elements in needs.elements_by_slice(alike).items():
             if index in held:
-                held[index] += num_elements * alike.itemsize
+                held[index] += elements * alike.itemsize
     return tuple(sorted(held, key=lambda index: (-held[index], index)))
 
 
@@ -191,5 +195,5 @@ def _slice_bytes(array: ArrayLayout, mesh: MeshLayout) -> int:
     placed = placement(mesh, array.spec)
     num_first = sum(host.slice_index == hosts[0].slice_index for host in hosts)
     distinct: Column = np.unique(placed.box[: int(np.searchsorted(placed.host, num_first))])
-    boxes = element_boxes(layout_edges(mesh, array), placed.table)[distinct]
-    return int((boxes[:, :, 1] - boxes[:, :, 0]).prod(axis=1).sum()) * array.itemsize
+    low, high = placed.table.low[distinct], placed.table.high[distinct]
+    return int(num_elements(layout_edges(mesh, array), low, high).sum()) * array.itemsize

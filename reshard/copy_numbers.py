@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from reshard.boxes import Box
 from reshard.grid import Column, layout_edges
+from reshard.holdings import Shard
 from reshard.ids import HostId
 from reshard.layout import ArrayLayout, Layout
 from reshard.redundancy_dealing import as_cut, deal, last_part
@@ -33,7 +33,7 @@ class ShardNumbers:
     def __len__(self) -> int:
         return int(self._begin[-1])
 
-    def __getitem__(self, number: int) -> tuple[str, Box]:
+    def __getitem__(self, number: int) -> Shard:
         if not 0 <= number < len(self):
             raise IndexError(number)
         place = int(np.searchsorted(self._begin, number, side="right")) - 1

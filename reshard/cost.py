@@ -31,6 +31,7 @@ __all__ = [
     "goodput",
     "predict_restore",
     "predict_transfer",
+    "ring_exchange_s",
 ]
 
 
@@ -103,9 +104,20 @@ def predict_restore(rates: Rates, nbytes: int) -> Phase:
     )
 
 
+def ring_exchange_s(nbytes: int, *, num_slices: int, num_hosts: int, network_bytes_s: float) -> float:
+    """Return the seconds to sum `nbytes`, which every slice has, over the slices; hosts take equal parts.
+
+    2 (S - 1) / S × bytes / (hosts of a slice × network rate), S slices: that of a ring, which no all-reduce
+    undercuts. Source: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of
+    workstations, 2009, https://doi.org/10.1016/j.jpdc.2008.09.002.
+    """
+    hosts_per_slice = num_hosts / num_slices
+    return 2 * (num_slices - 1) / num_slices * nbytes / (hosts_per_slice * network_bytes_s)
+
+
 def device_bytes(layout: Layout) -> int:
     """Return the bytes of the state on the fullest device, padding included."""
-    sizes = dict(zip(layout.mesh.axis_names, layout.mesh.axis_sizes, strict=True))
+    sizes = layout.mesh.sizes()
     return sum(
         len(paths) * math.prod(part_shape(alike.shape, alike.spec, sizes)) * alike.itemsize
         for alike, paths in group_arrays(layout.arrays).items()

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.boxes import Box, relative_slices, shape_of, volume
+from reshard.boxes import relative_slices, shape_of, volume
 from reshard.errors import CorruptCopyError, InvariantBrokenError, UsageError, format_box
+from reshard.holdings import Shard
 from reshard.ids import HostId
 from reshard.layout import Layout
 from reshard.transfer import Transfer
@@ -24,8 +25,6 @@ from reshard.write_counts import WriteCounts
 Buffer = NDArray[Any]
 Fetch = Callable[[Transfer], "Buffer | memoryview"]
 """Returns the bytes of a transfer, C order: either just the piece, or the whole source box it is cut from."""
-
-ShardKey = tuple[str, Box]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +38,8 @@ class Execution:
     `count_writes` was asked for.
     """
 
-    buffers: dict[ShardKey, Buffer]
-    num_writes: dict[ShardKey, NDArray[np.uint8]]
+    buffers: dict[Shard, Buffer]
+    num_writes: dict[Shard, NDArray[np.uint8]]
     bytes_received: int
     bytes_copied: int
     bytes_reused: int
@@ -58,7 +57,7 @@ def execute_transfers(
     fetch: Fetch,
     *,
     paths: Collection[str] | None = None,
-    out: Mapping[ShardKey, Buffer] | None = None,
+    out: Mapping[Shard, Buffer] | None = None,
     count_writes: bool = False,
 ) -> Execution:
     """Fill every box that `host` has in `layout` by these transfers, and prove that none is short.
@@ -89,12 +88,12 @@ class _Targets:
         layout: Layout,
         host: HostId,
         paths: Collection[str] | None,
-        out: Mapping[ShardKey, Buffer],
+        out: Mapping[Shard, Buffer],
         *,
         count_writes: bool,
     ) -> None:
         self._host = host
-        self._itemsizes: dict[ShardKey, int] = {
+        self._itemsizes: dict[Shard, int] = {
             (array.path, box): array.itemsize
             for array in layout.arrays
             if paths is None or array.path in paths
@@ -150,12 +149,12 @@ class _Targets:
             bytes_reused=self._reused,
         )
 
-    def _buffer(self, key: ShardKey) -> Buffer:
+    def _buffer(self, key: Shard) -> Buffer:
         if key not in self._buffers:
             self._buffers[key] = np.empty(shape_of(key[1]), element_dtype(self._itemsizes[key]))
         return self._buffers[key]
 
-    def _broken(self, key: ShardKey) -> InvariantBrokenError:
+    def _broken(self, key: Shard) -> InvariantBrokenError:
         path, box = key
         return InvariantBrokenError(
             f"the plan writes {self._num_written[key]} of the {volume(box)} elements of {path!r} "
@@ -165,7 +164,7 @@ class _Targets:
         )
 
 
-def _in_place(key: ShardKey, given: Buffer, itemsize: int) -> Buffer:
+def _in_place(key: Shard, given: Buffer, itemsize: int) -> Buffer:
     """Return the caller's buffer for a box as elements of the box's shape."""
     path, box = key
     nbytes = volume(box) * itemsize

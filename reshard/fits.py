@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.errors import UsageError
+from reshard.grid import slice_column
 from reshard.ids import HostId
 from reshard.layout import MeshLayout, Spec
 
@@ -107,5 +108,4 @@ def hosts_of_slices(hosts: Iterable[HostId]) -> dict[int, tuple[HostId, ...]]:
 
 def _slices(mesh: MeshLayout) -> NDArray[np.int64]:
     """Return the slice of each position, in the shape of the mesh."""
-    slices = np.array([host.slice_index for host in mesh.distinct_hosts()], np.int64)
-    return slices[mesh.host_index()].reshape(mesh.axis_sizes)
+    return slice_column(mesh.distinct_hosts())[mesh.host_index()].reshape(mesh.axis_sizes)

@@ -15,12 +15,34 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from reshard.boxes import Box
+from reshard.ids import HostId
 from reshard.layout import ArrayLayout, Spec, dim_edges
 from reshard.mesh import MeshLayout
+
+__all__ = [
+    "BoxTable",
+    "Column",
+    "Edges",
+    "Placement",
+    "as_boxes",
+    "cell_table",
+    "cells_of",
+    "element_boxes",
+    "layout_edges",
+    "merge_neighbours",
+    "num_elements",
+    "placement",
+    "refine",
+    "renumbered",
+    "slice_column",
+    "table_of_boxes",
+]
 
 Column = NDArray[np.int64]
 Edges = tuple[Column, ...]
 """For each dim the places where boxes begin and end, ascending; equal ones bound empty boxes."""
+_SCALAR: Column = np.zeros((1, 0), np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -82,6 +104,16 @@ def element_boxes(edges: Edges, table: BoxTable) -> Column:
         boxes[:, dim, 0] = along[table.low[:, dim]]
         boxes[:, dim, 1] = along[table.high[:, dim]]
     return boxes
+
+
+def as_boxes(ranges: Column) -> list[Box]:
+    """Return element ranges, `[n, rank, 2]`, as boxes."""
+    return [tuple((start, stop) for start, stop in box) for box in ranges.tolist()]
+
+
+def slice_column(hosts: Sequence[HostId]) -> Column:
+    """Return the slice of each host, `[n]`."""
+    return np.array([host.slice_index for host in hosts], np.int64)
 
 
 def num_elements(edges: Edges, low: Column, high: Column) -> Column:
@@ -154,24 +186,3 @@ def merge_neighbours(key: Column, table: BoxTable) -> tuple[Column, BoxTable]:
         key, low, high = key[first], low[first], high[first]
         high[:, dim] = ends
     return key, BoxTable(low=low, high=high)
-
-
-_SCALAR: Column = np.zeros((1, 0), np.int64)
-
-
-__all__ = [
-    "BoxTable",
-    "Column",
-    "Edges",
-    "Placement",
-    "cell_table",
-    "cells_of",
-    "element_boxes",
-    "layout_edges",
-    "merge_neighbours",
-    "num_elements",
-    "placement",
-    "refine",
-    "renumbered",
-    "table_of_boxes",
-]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -11,6 +10,8 @@ from reshard.errors import UsageError
 from reshard.ids import HostId
 from reshard.layout import Layout
 
+Shard = tuple[str, Box]
+"""Which shard: the path of an array and a box of it."""
 Tier = Literal["device", "shm", "peer", "persistent"]
 TIERS: tuple[Tier, ...] = get_args(Tier)
 """Places a shard can be, the nearest first: the order in which sources are preferred."""
@@ -48,15 +49,4 @@ def layout_holdings(
         for array in layout.arrays
         for host, boxes in layout.boxes_by_host(array).items()
         for box in boxes
-    )
-
-
-def captured_holdings(
-    captured: Mapping[HostId, Iterable[tuple[str, Box]]], *, step: int, tier: Tier = "shm", checksum: int = 0
-) -> tuple[Holding, ...]:
-    """Return a holding for every (path, box) that `redundancy.captures` gives each host."""
-    return tuple(
-        Holding(host=host, step=step, path=path, box=box, checksum=checksum, tier=tier)
-        for host, shards in sorted(captured.items())
-        for path, box in shards
     )

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from reshard.boxes import Box, volume
 from reshard.errors import UsageError
 from reshard.ids import HostId
-from reshard.mesh import MeshLayout
+from reshard.mesh import MeshLayout, mesh_of_hosts
 
 __all__ = ["ArrayLayout", "Layout", "MeshLayout", "Spec", "dim_edges", "spec_from_partition"]
 
@@ -120,24 +120,16 @@ class Layout:
         if not ordered or devices_per_host < 1:
             raise UsageError(f"cannot lay out on {len(ordered)} hosts of {devices_per_host} devices")
         num_devices = len(ordered) * devices_per_host
-        sizes = dict(zip(self.mesh.axis_names, self.mesh.axis_sizes, strict=True))
+        sizes = self.mesh.sizes()
         if self.elastic_axis is not None:
             sizes[self.elastic_axis] = _elastic_size(self.mesh, self.elastic_axis, num_devices)
         elif num_devices != self.mesh.num_devices:
             raise UsageError(
                 f"no axis spans slices, so {num_devices} devices cannot replace {self.mesh.num_devices}"
             )
-        owners = np.repeat(np.arange(len(ordered)), devices_per_host)
-        inner = [name for name in self.mesh.axis_names if name != self.elastic_axis]
-        outer_first = ([] if self.elastic_axis is None else [self.elastic_axis]) + inner
-        grid = owners.reshape([sizes[name] for name in outer_first])
-        grid = grid.transpose([outer_first.index(name) for name in self.mesh.axis_names])
-        mesh = MeshLayout(
-            axis_names=self.mesh.axis_names,
-            axis_sizes=tuple(sizes.values()),
-            hosts=tuple(map(ordered.__getitem__, grid.ravel().tolist())),
+        return replace(
+            self, mesh=mesh_of_hosts(ordered, devices_per_host, sizes, outermost=self.elastic_axis)
         )
-        return replace(self, mesh=mesh)
 
 
 def dim_edges(size: int, num_parts: int) -> npt.NDArray[np.int64]:
@@ -168,7 +160,7 @@ def _elastic_size(mesh: MeshLayout, axis: str, num_devices: int) -> int:
     fixed = mesh.num_devices // mesh.axis_size(axis)
     size, rest = divmod(num_devices, fixed)
     if rest or not size:
-        others = [f"{n}={s}" for n, s in zip(mesh.axis_names, mesh.axis_sizes, strict=True) if n != axis]
+        others = [f"{name}={size}" for name, size in mesh.sizes().items() if name != axis]
         raise UsageError(
             f"{num_devices} devices are not a multiple of {fixed} ({', '.join(others)}), "
             f"so axis {axis!r} has no size",

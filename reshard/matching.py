@@ -6,6 +6,7 @@ for the others the *options* are found: the hosts that could send it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from numpy.typing import NDArray
 from reshard.grid import BoxTable, Column, Placement, cell_table, cells_of, merge_neighbours
 from reshard.holdings import TIERS
 from reshard.runs import Runs, spread
+
+__all__ = ["HeldBoxes", "Match", "held_boxes", "match"]
 
 PERSISTENT = TIERS.index("persistent")
 
@@ -67,15 +70,14 @@ def match(
     the mesh's host i, and `slice_of` the slice of each host of the plan. On a host that has a cell in
     several boxes the nearest tier counts, then the first box.
     """
-    total = int(np.prod(num_cells, dtype=np.int64))
     pair, cell = _spread(placed.box, target_table, num_cells)
     target = target_hosts[placed.host[pair]]
-    holders = _Holders.of(held, num_cells, total)
-    own = holders.find(target * total + cell)
+    holders = _Holders.of(held, num_cells)
+    own = holders.find(target, cell)
     has_own = own >= 0
     wanted = np.flatnonzero(~has_own)
     option, options, is_missing = _options(
-        target[wanted], cell[wanted], holders.senders(), total, slice_of, prefers_own_slice
+        target[wanted], cell[wanted], holders.senders(), slice_of, prefers_own_slice
     )
     # A number for where a cell comes from: neighbours from one place become one piece.
     origin = np.empty(len(pair), np.int64)
@@ -106,7 +108,12 @@ def match(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Holders:
-    """Which host has which cell, `[n]` each, sorted by `key` = host × cells + cell, each once."""
+    """Which host has which cell, `[n]` each, sorted by `key` = host × `total` + cell, each once.
+
+    `total` is the number of all cells.
+    """
+
+    total: int
 
     key: Column
     host: Column
@@ -115,16 +122,25 @@ class _Holders:
     tier: Column
 
     @classmethod
-    def of(cls, held: HeldBoxes, num_cells: Sequence[int], total: int) -> _Holders:
+    def of(cls, held: HeldBoxes, num_cells: Sequence[int]) -> _Holders:
+        total = math.prod(num_cells)
         row, cell = _spread(held.box, held.table, num_cells)
         key = held.host[row] * total + cell
         order = np.lexsort((held.box[row], held.tier[row], key))
         first = order[np.concatenate(([True], key[order][1:] != key[order][:-1]))] if len(order) else order
         row, cell = row[first], cell[first]
-        return cls(key=key[first], host=held.host[row], cell=cell, box=held.box[row], tier=held.tier[row])
+        return cls(
+            total=total,
+            key=key[first],
+            host=held.host[row],
+            cell=cell,
+            box=held.box[row],
+            tier=held.tier[row],
+        )
 
-    def find(self, key: Column) -> Column:
-        """Return the place of each key, -1 where it is not."""
+    def find(self, host: Column, cell: Column) -> Column:
+        """Return the place of each cell of a host, -1 where it is not."""
+        key = host * self.total + cell
         if not len(self.key):
             return np.full(len(key), -1, np.int64)
         place = np.minimum(np.searchsorted(self.key, key), len(self.key) - 1)
@@ -135,8 +151,14 @@ class _Holders:
         in_memory = self.tier < PERSISTENT
         rows = np.flatnonzero(in_memory | ~np.isin(self.cell, self.cell[in_memory]))
         rows = rows[np.argsort(self.cell[rows], kind="stable")]
-        columns = (column[rows] for column in (self.key, self.host, self.cell, self.box, self.tier))
-        return _Holders(**dict(zip(("key", "host", "cell", "box", "tier"), columns, strict=True)))
+        return _Holders(
+            total=self.total,
+            key=self.key[rows],
+            host=self.host[rows],
+            cell=self.cell[rows],
+            box=self.box[rows],
+            tier=self.tier[rows],
+        )
 
 
 def _spread(box: Column, table: BoxTable, num_cells: Sequence[int]) -> tuple[Column, Column]:
@@ -148,13 +170,14 @@ def _spread(box: Column, table: BoxTable, num_cells: Sequence[int]) -> tuple[Col
 
 
 def _options(
-    target: Column, cell: Column, senders: _Holders, total: int, slice_of: Column, prefers_own_slice: bool
+    target: Column, cell: Column, senders: _Holders, slice_of: Column, prefers_own_slice: bool
 ) -> tuple[Column, Runs, NDArray[np.bool_]]:
     """Return each wanted cell's option, the options, and which cells nobody has, `[n]` each."""
     sender_slice = slice_of[senders.host]
     near = np.full(len(target), -1, np.int64)  # the slice whose senders alone count
     if prefers_own_slice:
-        is_near = np.isin(slice_of[target] * total + cell, sender_slice * total + senders.cell)
+        held_near = sender_slice * senders.total + senders.cell
+        is_near = np.isin(slice_of[target] * senders.total + cell, held_near)
         near[is_near] = slice_of[target[is_near]]
     num_places = int(slice_of.max(initial=0)) + 2
     wanted, which = np.unique(cell * num_places + near + 1, return_inverse=True)
@@ -185,6 +208,3 @@ def held_boxes(parts: Sequence[HeldBoxes], rank: int) -> HeldBoxes:
         box=np.concatenate([none, *(part.box + int(offsets[at]) for at, part in enumerate(parts))]),
         tier=np.concatenate([none, *(part.tier for part in parts)]),
     )
-
-
-__all__ = ["HeldBoxes", "Match", "held_boxes", "match"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -46,6 +46,15 @@ class MeshLayout:
     def num_devices(self) -> int:
         """The number of mesh positions."""
         return math.prod(self.axis_sizes)
+
+    @property
+    def num_slices(self) -> int:
+        """The number of slices that have a position."""
+        return len({host.slice_index for host in self.distinct_hosts()})
+
+    def sizes(self) -> dict[str, int]:
+        """Return the size of each axis by name, in order."""
+        return dict(zip(self.axis_names, self.axis_sizes, strict=True))
 
     def axis_size(self, name: str) -> int:
         """Return the size of an axis; raises `UsageError` for an axis the mesh does not have."""
@@ -93,9 +102,25 @@ class MeshLayout:
         return axes if np.array_equal(self.part_index(axes), part_index) else None
 
     def _describe(self) -> str:
-        return (
-            "×".join(f"{n}={s}" for n, s in zip(self.axis_names, self.axis_sizes, strict=True)) or "no axes"
-        )
+        return "×".join(f"{name}={size}" for name, size in self.sizes().items()) or "no axes"
+
+
+def mesh_of_hosts(
+    hosts: Sequence[HostId], devices_per_host: int, sizes: Mapping[str, int], *, outermost: str | None
+) -> MeshLayout:
+    """Return the mesh with axes of these `sizes` on `hosts`, in this order, the devices of each together.
+
+    The axis `outermost`, whatever its place among the others, changes slowest from device to device. The
+    sizes must multiply to the number of devices.
+    """
+    outer_first = sorted(sizes, key=lambda name: name != outermost)
+    owners = np.repeat(np.arange(len(hosts)), devices_per_host).reshape([sizes[name] for name in outer_first])
+    grid = owners.transpose([outer_first.index(name) for name in sizes])
+    return MeshLayout(
+        axis_names=tuple(sizes),
+        axis_sizes=tuple(sizes.values()),
+        hosts=tuple(hosts[index] for index in grid.ravel().tolist()),
+    )
 
 
 @lru_cache(maxsize=16)

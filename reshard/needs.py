@@ -12,8 +12,8 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from reshard.boxes import Box, subtract
-from reshard.grid import Column, element_boxes, layout_edges, placement
+from reshard.boxes import Box, uncovered
+from reshard.grid import Column, as_boxes, element_boxes, layout_edges, placement, slice_column
 from reshard.layout import ArrayLayout, MeshLayout
 from reshard.stock import HeldGroup, Stock
 
@@ -56,7 +56,7 @@ class Needs(Generic[K]):
         if group not in self._rows:
             return {}
         rows = self._rows[group]
-        slices = np.array([host.slice_index for host in self._hosts], np.int64)
+        slices = slice_column(self._hosts)
         held = np.zeros(int(slices.max()) + 1, np.int64)
         np.add.at(held, slices[rows.host], rows.num_arrays * _volumes(rows.boxes))
         return {index: count for index, count in enumerate(held.tolist()) if count}
@@ -120,17 +120,14 @@ def _rows(groups: Sequence[HeldGroup], num_arrays: int) -> _Rows:
 def _disjoint(host: Column, boxes: Column) -> tuple[Column, Column]:
     """Return the same elements of each host in boxes that do not overlap."""
     by_host: defaultdict[int, set[Box]] = defaultdict(set)
-    for index, ranges in zip(host.tolist(), boxes.tolist(), strict=True):
-        by_host[index].add(tuple((start, stop) for start, stop in ranges))
+    for index, box in zip(host.tolist(), as_boxes(boxes), strict=True):
+        by_host[index].add(box)
     hosts: list[int] = []
     pieces: list[Box] = []
     for index, held in sorted(by_host.items()):
         apart: list[Box] = []
         for box in sorted(held):
-            rest = [box]
-            for other in apart:
-                rest = [piece for fragment in rest for piece in subtract(fragment, other)]
-            apart += rest
+            apart += uncovered(box, apart)
         hosts += [index] * len(apart)
         pieces += apart
     return np.array(hosts, np.int64), np.array(pieces, np.int64).reshape(len(hosts), *boxes.shape[1:])

@@ -8,13 +8,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from reshard.boxes import Box
 from reshard.grid import Column
+from reshard.holdings import Shard
 from reshard.ids import HostId
 from reshard.layout import Layout
 from reshard.redundancy_dealing import DealtGroup, Scale, deal
-
-Shard = tuple[str, Box]
 
 
 def persist_shares(layout: Layout, replicas: int = 2) -> dict[HostId, tuple[Shard, ...]]:

@@ -14,9 +14,19 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from reshard.assignment import assign
-from reshard.boxes import check_box, full_box, uncovered
-from reshard.errors import Box, MissingShardError
-from reshard.grid import BoxTable, Column, Edges, layout_edges, placement, refine, renumbered
+from reshard.boxes import Box, check_box, full_box, uncovered
+from reshard.errors import MissingShardError
+from reshard.grid import (
+    BoxTable,
+    Column,
+    Edges,
+    as_boxes,
+    layout_edges,
+    placement,
+    refine,
+    renumbered,
+    slice_column,
+)
 from reshard.holdings import Holding
 from reshard.ids import HostId
 from reshard.layout import ArrayLayout, Layout
@@ -91,7 +101,7 @@ class _Patterns:
         index = {host: number for number, host in enumerate(self.hosts)}
         self._target_hosts = np.array([index[host] for host in own_hosts], np.int64)
         self._stock_hosts = np.array([index[host] for host in stock.hosts], np.int64)
-        self._slice_of = np.array([host.slice_index for host in self.hosts], np.int64)
+        self._slice_of = slice_column(self.hosts)
         self._layout = layout
         self._prefers_own_slice = links.prefers_own_slice
         self._known: dict[object, Pattern] = {}
@@ -168,8 +178,7 @@ def _check_inside(group: HeldGroup, array: ArrayLayout) -> None:
 
 
 def _boxes_of(group: HeldGroup) -> list[Box]:
-    held = np.unique(group.box)
-    return [tuple((start, stop) for start, stop in box) for box in group.boxes[held].tolist()]
+    return as_boxes(group.boxes[np.unique(group.box)])
 
 
 def _first_gap(array: ArrayLayout, held: Iterable[HeldGroup]) -> Box:

@@ -15,14 +15,12 @@ import numpy as np
 
 from reshard.boxes import Box
 from reshard.grid import Column
-from reshard.holdings import TIERS, Tier
+from reshard.holdings import Shard
 from reshard.ids import HostId
 from reshard.layout import Layout
 from reshard.redundancy_buddies import KeptGroup, keep
 from reshard.redundancy_dealing import deal
-from reshard.stock import HeldGroup, Stock
-
-Shard = tuple[str, Box]
+from reshard.stock import HeldGroup, Stock, tier_column
 
 
 class BuddyCopy(NamedTuple):
@@ -72,7 +70,7 @@ def capture_stock(layout: Layout, replicas: int = 2) -> Stock:
     groups: list[HeldGroup] = []
     for group in dealing.groups:
         host, tier = columns.setdefault(
-            (id(group.patterns), group.pattern), (group.host, _tier("shm", len(group.host)))
+            (id(group.patterns), group.pattern), (group.host, tier_column("shm", len(group.host)))
         )
         groups.append(
             HeldGroup(
@@ -129,7 +127,7 @@ def buddy_stock(layout: Layout, replicas: int = 2) -> Stock:
             table=kept.group.patterns.table,
             host=kept.host,
             box=kept.box,
-            tier=columns.setdefault(id(kept.host), _tier("peer", len(kept.host))),
+            tier=columns.setdefault(id(kept.host), tier_column("peer", len(kept.host))),
         )
         for kept in keep(layout, replicas)
     ]
@@ -159,7 +157,3 @@ def _copies(
                 )
             ],
         )
-
-
-def _tier(tier: Tier, num: int) -> Column:
-    return np.full(num, TIERS.index(tier), np.int64)

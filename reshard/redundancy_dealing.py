@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from reshard.boxes import Box
 from reshard.errors import UsageError
-from reshard.grid import BoxTable, Column, Edges, element_boxes, layout_edges, num_elements
+from reshard.grid import BoxTable, Column, Edges, as_boxes, element_boxes, layout_edges, num_elements
 from reshard.ids import HostId
 from reshard.layout import ArrayLayout, Layout
 from reshard.redundancy_patterns import Patterns, patterns
@@ -48,8 +48,7 @@ class DealtGroup:
         """Return the boxes with these numbers, as the layout has them."""
         table = self.patterns.table
         some = BoxTable(low=table.low[numbers], high=table.high[numbers])
-        ranges = element_boxes(self.edges, some).tolist()
-        return [tuple((start, stop) for start, stop in box) for box in ranges]
+        return as_boxes(element_boxes(self.edges, some))
 
     def is_distinct(self, numbers: Column) -> NDArray[np.bool_]:
         """Tell which of these boxes do not repeat an earlier one, as the empty parts of a padded dim do."""

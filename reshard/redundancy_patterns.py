@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from reshard.grid import BoxTable, Column, placement
+from reshard.grid import BoxTable, Column, placement, slice_column
 from reshard.layout import Spec
 from reshard.mesh import MeshLayout
 
@@ -47,7 +47,7 @@ class Patterns:
 @lru_cache(maxsize=4)
 def slice_numbers(mesh: MeshLayout) -> tuple[Column, Column]:
     """Return the slice of each of the mesh's `distinct_hosts()`, counted from 0, and its place in it."""
-    indices = np.array([host.slice_index for host in mesh.distinct_hosts()], np.int64)
+    indices = slice_column(mesh.distinct_hosts())
     _, first, number = np.unique(indices, return_index=True, return_inverse=True)
     return number, np.arange(len(indices)) - first[number]
 

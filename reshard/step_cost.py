@@ -1,11 +1,8 @@
 """What a change of topology does to the step: the same work on fewer chips, and gradients over fewer slices.
 
-    compute  = before × (rows a replica × replicas / chips × padding, after) / (the same before)
-    exchange = 2 (S - 1) / S × gradient bytes / (hosts a slice × network rate), S slices
-    step     = max(compute, exchange): they overlap
-
-The exchange is that of a ring, which no all-reduce undercuts. Source: Patarasuk and Yuan, Bandwidth optimal
-all-reduce algorithms for clusters of workstations, 2009, https://doi.org/10.1016/j.jpdc.2008.09.002.
+compute  = before × (rows a replica × replicas / chips × padding, after) / (the same before)
+exchange = that of the gradients in `reshard.cost.ring_exchange_s`
+step     = max(compute, exchange): they overlap
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ from dataclasses import dataclass
 
 from reshard.candidates import Groups, group_arrays
 from reshard.choice_figures import Figures
-from reshard.cost import Rates, predict_restore, predict_transfer
+from reshard.cost import Rates, predict_restore, predict_transfer, ring_exchange_s
 from reshard.errors import UsageError
 from reshard.fits import part_shape
 from reshard.layout import Layout
@@ -112,7 +109,7 @@ class StepPredictor:
         return (transfer or 0.0) + (predict_restore(self._rates, figures.device_bytes).seconds or 0.0)
 
     def _work_per_device(self, layout: Layout) -> float:
-        sizes = _axis_sizes(layout)
+        sizes = layout.mesh.sizes()
         num_replicas = math.prod(layout.mesh.axis_size(axis) for axis in self._workload.batch_axes)
         rows = -(-self._workload.global_batch // num_replicas)
         stored = real = 0
@@ -126,20 +123,18 @@ class StepPredictor:
     def _exchange_s(self, layout: Layout) -> float | None:
         if self._rates.network_bytes_s is None:
             return None
-        hosts = layout.mesh.distinct_hosts()
-        num_slices = len({host.slice_index for host in hosts})
         nbytes = sum(
             len(paths) * math.prod(alike.shape) * alike.itemsize
             for alike, paths in self._trained(layout).items()
             if all(layout.elastic_axis not in axes for axes in alike.spec)
         )
-        hosts_per_slice = len(hosts) / num_slices
-        return 2 * (num_slices - 1) / num_slices * nbytes / (hosts_per_slice * self._rates.network_bytes_s)
+        return ring_exchange_s(
+            nbytes,
+            num_slices=layout.mesh.num_slices,
+            num_hosts=len(layout.mesh.distinct_hosts()),
+            network_bytes_s=self._rates.network_bytes_s,
+        )
 
     def _trained(self, layout: Layout) -> Groups:
         paths = self._workload.gradient_paths
         return group_arrays(array for array in layout.arrays if paths is None or array.path in paths)
-
-
-def _axis_sizes(layout: Layout) -> dict[str, int]:
-    return dict(zip(layout.mesh.axis_names, layout.mesh.axis_sizes, strict=True))

@@ -15,7 +15,16 @@ import numpy as np
 
 from reshard.boxes import Box
 from reshard.errors import UsageError
-from reshard.grid import BoxTable, Column, Edges, element_boxes, layout_edges, placement, table_of_boxes
+from reshard.grid import (
+    BoxTable,
+    Column,
+    Edges,
+    element_boxes,
+    layout_edges,
+    num_elements,
+    placement,
+    table_of_boxes,
+)
 from reshard.holdings import TIERS, Holding, Tier
 from reshard.ids import HostId
 from reshard.layout import ArrayLayout, Layout, Spec
@@ -82,7 +91,7 @@ class Stock:
         for (_, spec), arrays in alike.items():
             placed = placement(layout.mesh, spec)
             if spec not in tiers:
-                tiers[spec] = np.full(len(placed.host), TIERS.index(tier), np.int64)
+                tiers[spec] = tier_column(tier, len(placed.host))
             groups.append(
                 HeldGroup(
                     paths=tuple(array.path for array in arrays),
@@ -117,6 +126,21 @@ class Stock:
             number = np.array([index[host] for host in stock.hosts], np.int64)
             groups += _with_columns(stock.groups, _renumbering(number))
         return Stock(hosts=hosts, groups=tuple(groups))
+
+    def bytes_by_host(self, layout: Layout) -> dict[HostId, int]:
+        """Return the bytes of arrays of `layout` that each host holds; a box held twice counts twice."""
+        itemsize = {array.path: array.itemsize for array in layout.arrays}
+        total = np.zeros(len(self.hosts), np.int64)
+        for group in self.groups:
+            item_bytes = sum(itemsize[path] for path in group.paths)
+            box_bytes = num_elements(group.edges, group.table.low, group.table.high) * item_bytes
+            np.add.at(total, group.host, box_bytes[group.box])
+        return dict(zip(self.hosts, total.tolist(), strict=True))
+
+
+def tier_column(tier: Tier, num: int) -> Column:
+    """Return a column of `num` holdings that are all in `tier`, as indices into `TIERS`."""
+    return np.full(num, TIERS.index(tier), np.int64)
 
 
 def _renumbering(number: Column) -> Callable[[HeldGroup], tuple[Column, Column, Column]]:

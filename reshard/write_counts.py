@@ -12,9 +12,7 @@ _MOST = np.iinfo(np.uint8).max
 
 
 class WriteCounts:
-    """The counts of one box of array `path`, a byte an element; `counts` has the box's shape, and stops at
-    255.
-    """
+    """The counts of one box of array `path`: a byte an element, in the box's shape; they stop at 255."""
 
     def __init__(self, path: str, box: Box) -> None:
         self._path = path

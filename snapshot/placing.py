@@ -20,7 +20,8 @@ from reshard.boxes import Box, BoxIndex, intersect, relative_slices, shape_of, s
 from reshard.execute import element_dtype
 from reshard.write_counts import WriteCounts
 from snapshot.copying import CopyTeam
-from snapshot.scratch import Bytes, Scratch
+from snapshot.scratch import Scratch
+from snapshot.slot import Bytes
 
 MAX_TOGETHER_BYTES = 64 << 20
 """Boxes of an array that take no more go to their devices in one call: each call costs as much as copying a

@@ -6,9 +6,8 @@ import threading
 from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 
-Bytes = npt.NDArray[np.uint8]
+from snapshot.slot import Bytes
 
 # JAX makes arrays from numpy memory that is aligned to 64 bytes without copying it, even if told not to
 # (`may_alias=False` is for jax.Arrays only, JAX 0.10). So buffers begin in the middle of such a line.

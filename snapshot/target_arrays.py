@@ -8,14 +8,12 @@ from typing import Any
 
 import jax
 import numpy as np
-import numpy.typing as npt
 from jax.sharding import SingleDeviceSharding
 
 from reshard.boxes import Box, volume
 from snapshot.device_buffers import addressable_shard
+from snapshot.placing import Elements
 from snapshot.shardings import box_of
-
-Elements = npt.NDArray[Any]
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from plan_files import EXAMPLES, REPOSITORY, SMALL, changed
 
 from elastic.cli import cli
 from elastic.plan_report import Outcome
-from elastic.plan_text import group_alike, name_slices
+from elastic.plan_text import group_alike, name_cases
 from reshard.accelerators import ACCELERATORS, FIGURES
 from reshard.errors import UsageError
 
@@ -161,7 +161,7 @@ def test_slices_that_do_not_name_any_are_refused(small: Path) -> None:
     ],
 )
 def test_slices_are_named_as_people_say_it(cases: list[tuple[int, ...]], name: str) -> None:
-    assert name_slices(cases) == name
+    assert name_cases(cases) == name
 
 
 def test_outcomes_of_another_kind_are_not_put_together() -> None:

@@ -14,7 +14,7 @@ from elastic.plan_assess import MAX_PLANNED_HOSTS, assess
 from elastic.plan_file import parse_plan
 from elastic.plan_outcome import lose, rejoin
 from elastic.plan_report import Assessment, Outcome
-from elastic.plan_setting import STEP, Setting, bytes_by_host, sole_holders
+from elastic.plan_setting import STEP, Setting, sole_holders
 from reshard.errors import UsageError
 from reshard.holdings import Holding
 from reshard.ids import HostId
@@ -50,7 +50,7 @@ def seconds(outcome: Outcome) -> dict[str, float | None]:
 def test_loss_moves_what_each_host_needs_and_did_not_capture() -> None:
     """6,400 bytes in four boxes; each host has two of them on its devices, and captures some."""
     found = setting()
-    kept = bytes_by_host(found.keep(found.layout).captured, found.layout)
+    kept = found.keep(found.layout).captured.bytes_by_host(found.layout)
     outcome = loss(found, 3)
     assert outcome.verdict == "goes on"
     assert outcome.move is not None

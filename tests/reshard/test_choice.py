@@ -294,7 +294,7 @@ def test_choice_leaves_every_array_its_spec_but_for_the_axis_that_does_not_divid
         layout, hosts, per_host, holdings=holdings, allow=frozenset({"shrink", "replicate"})
     )
     target = choice.require()
-    sizes = dict(zip(target.mesh.axis_names, target.mesh.axis_sizes, strict=True))
+    sizes = target.mesh.sizes()
     assert sorted(target.mesh.distinct_hosts()) == sorted(set(hosts))
     for old, new in zip(layout.arrays, target.arrays, strict=True):
         assert (old.path, old.shape, new.padded) == (new.path, new.shape, False)

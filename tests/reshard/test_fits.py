@@ -18,10 +18,6 @@ from reshard.ids import HostId
 from reshard.layout import ArrayLayout, Layout, MeshLayout
 
 
-def sizes_of(mesh: MeshLayout) -> dict[str, int]:
-    return dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
-
-
 def slices_mesh(names: tuple[str, ...], sizes: tuple[int, ...], num_slices: int) -> MeshLayout:
     """One host a slice, its devices side by side."""
     per_slice = int(np.prod(sizes)) // num_slices
@@ -33,7 +29,7 @@ def slices_mesh(names: tuple[str, ...], sizes: tuple[int, ...], num_slices: int)
 @given(st.data(), meshes())
 def test_fitted_spec_makes_every_shape_fit_and_changes_no_dim_that_fits(data, mesh):
     spec = data.draw(specs(mesh.axis_names, data.draw(st.integers(0, 3))))
-    axis, sizes = data.draw(st.sampled_from(mesh.axis_names)), sizes_of(mesh)
+    axis, sizes = data.draw(st.sampled_from(mesh.axis_names)), mesh.sizes()
     others = [tuple(name for name in axes if name != axis) for axes in spec]
     shape = tuple(num_parts(mesh, axes) * data.draw(st.integers(0, 5)) for axes in others)
     fitted = fitted_spec(shape, spec, sizes, axis)
@@ -72,7 +68,7 @@ def test_part_shape_is_that_of_the_largest_box(data, mesh):
     array = ArrayLayout(path="w", shape=shape, dtype="x", itemsize=1, spec=spec, padded=True)
     boxes = np.array(Layout(mesh=mesh, arrays=(array,)).boxes(array))
     expected = (boxes[:, :, 1] - boxes[:, :, 0]).max(axis=0)
-    assert part_shape(shape, spec, sizes_of(mesh)) == tuple(expected.tolist())
+    assert part_shape(shape, spec, mesh.sizes()) == tuple(expected.tolist())
 
 
 @PROPERTY

@@ -2,7 +2,7 @@ import msgspec
 import pytest
 
 from reshard.errors import UsageError
-from reshard.holdings import TIERS, Holding, captured_holdings, layout_holdings
+from reshard.holdings import TIERS, Holding, layout_holdings
 from reshard.ids import HostId
 from reshard.layout import ArrayLayout, Layout, MeshLayout
 
@@ -54,11 +54,3 @@ def test_layout_holdings_list_each_distinct_box_once_a_host():
         ("s1h0", "step", ()),
     ]
     assert {(h.step, h.tier) for h in held} == {(5, "device")}
-
-
-def test_captured_holdings_list_what_each_host_was_given():
-    held = captured_holdings({HostId(1): [("step", ())], HostId(0): [("w", ((0, 4), (0, 1)))]}, step=5)
-    assert [(str(h.host), h.path, h.box, h.tier) for h in held] == [
-        ("s0h0", "w", ((0, 4), (0, 1)), "shm"),
-        ("s1h0", "step", (), "shm"),
-    ]

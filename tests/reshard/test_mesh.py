@@ -72,3 +72,8 @@ def test_mesh_tells_no_axes_of_parts_that_none_make(parts):
 def test_mesh_refuses_axes_that_it_does_not_have():
     with pytest.raises(UsageError, match="no axis 'c', only a, b"):
         mesh_of(a=2, b=2).part_index(("a", "c"))
+
+
+def test_mesh_counts_its_slices_and_names_its_sizes():
+    mesh = MeshLayout(axis_names=("a", "b"), axis_sizes=(3, 1), hosts=(HostId(4), HostId(0, 1), HostId(4, 2)))
+    assert (mesh.num_slices, mesh.sizes()) == (2, {"a": 3, "b": 1})
