@@ -19,7 +19,7 @@ from reshard.errors import ElasticError, UsageError
 if TYPE_CHECKING:
     from elastic.cadence import Cadence
     from elastic.state import Config
-    from snapshot.dataplane_auth import TlsFiles
+    from snapshot.tls import TlsFiles
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -95,7 +95,7 @@ def launch(
     """Run your own training SCRIPT (a .py file, or -m MODULE, with its arguments) under the engine on this
     machine.
     """
-    from snapshot.dataplane_auth import tls_files
+    from snapshot.tls import tls_files
 
     if script[0] != "-m" and not Path(script[0]).is_file():
         raise UsageError(f"there is no script {script[0]}")

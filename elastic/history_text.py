@@ -184,7 +184,8 @@ def _describe_state(record: Record) -> str:
         case CorruptionSuspected():
             return describe_corruption(record)
         case MessageRefused():
-            return f"message from {record.sender} refused: {record.reason}"
+            times = "" if record.num == 1 else f" ({record.num} of the kind since the last told)"
+            return f"message from {record.sender} to {record.surface} refused: {record.reason}{times}"
     return ""
 
 

@@ -254,12 +254,19 @@ class CorruptionSuspected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageRefused:
-    """A message or call with a stale generation or a wrong token was refused (fencing)."""
+    """A message or call with a stale generation, a wrong token or of somebody unknown was refused.
+
+    `surface` is where it came to: "control" (the coordinator), "worker-socket" or "data-plane" (an agent's).
+    A record stands for `num` refusals of its kind: those since the last one.
+    """
 
     unix_s: float
     generation: int
     sender: str
     reason: str
+    surface: str = "control"
+    cause: str = "stale-generation"
+    num: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

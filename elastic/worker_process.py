@@ -111,3 +111,13 @@ class WorkerProcess:
             self._ended.set()
             os.close(self._pidfd)
         self._on_exit(WorkerExit(pid=self.pid, status=status))
+
+
+def start_time(pid: int) -> int:
+    """When a process started, in clock ticks since boot; -1 if there is none. With the pid it names one
+    process for good.
+    """
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, IndexError):
+        return -1

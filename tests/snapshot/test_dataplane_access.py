@@ -21,7 +21,8 @@ from snapshot.dataplane import (
     DataPlaneServer,
     TlsFiles,
 )
-from snapshot.dataplane_auth import MAGIC, authenticate, tls_files
+from snapshot.dataplane_auth import MAGIC, authenticate
+from snapshot.tls import tls_files
 
 
 @pytest.mark.parametrize("token", ["", "job-toke", "job-token2", "wrong"])
