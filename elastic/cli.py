@@ -75,7 +75,7 @@ def demo(
 @cli.command(context_settings={"ignore_unknown_options": True})
 @job_options
 @click.option(
-    "--tls-cert", type=click.Path(path_type=Path), help="PEM certificate: TLS between agents, for snapshots."
+    "--tls-cert", type=click.Path(path_type=Path), help="PEM certificate: TLS for all connections of the job."
 )
 @click.option("--tls-key", type=click.Path(path_type=Path), help="PEM key of the certificate.")
 @click.option(
@@ -153,9 +153,11 @@ def _config(
     rehearsals: int,
     audit_every: int,
     count_writes: bool,
+    quarantine_s: float,
     wait_s: float,
     persists: bool,
 ) -> Config:
+    from elastic.quarantine import Flapping
     from elastic.state import Config, Timing
 
     return Config(
@@ -169,6 +171,7 @@ def _config(
         audit_every=audit_every,
         count_writes=count_writes,
         timing=Timing(wait_s=wait_s),
+        flapping=Flapping(base_s=quarantine_s),
     )
 
 

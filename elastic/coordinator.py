@@ -46,6 +46,7 @@ from elastic.leash import watch_leash
 from elastic.machine import step
 from elastic.persistent_reads import find_persisted
 from elastic.protocol import CONTROL_CODEC, Heartbeat, StepTold
+from elastic.quarantine import remaining_s
 from elastic.records import FaultInjected, MessageRefused, RunEnded, RunStarted, StepCommitted, WorldFormed
 from elastic.refusals import RefusalLedger, RefusalsTold, Surface
 from elastic.runtime_service import ServicePool
@@ -207,6 +208,8 @@ class Coordinator:
                         "worker": member.worker.value,
                         "pid": member.worker_pid,
                         "starts": member.starts,
+                        "losses_in_row": member.losses_in_row,
+                        "quarantined_for_s": remaining_s(member.quarantined_until_s, time.monotonic()),
                     }
                     for member in state.members
                 ],

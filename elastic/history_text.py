@@ -16,6 +16,7 @@ from elastic.records import (
     RestoreChecked,
     RunEnded,
     RunStarted,
+    SliceQuarantined,
     SnapshotPersisted,
     SnapshotRejected,
     SnapshotsVerified,
@@ -148,6 +149,8 @@ def _describe_run(record: Record) -> str:
             return f"run {record.outcome} at step {record.final_step}"
         case RunEnded():
             return f"run {record.outcome} at step {record.final_step}: {record.error}"
+        case SliceQuarantined():
+            return describe_quarantine(record)
         case WorkerEvent():
             pid = f", pid {record.pid}" if record.pid else ""
             return f"slice {record.slice_index} worker {record.state}{pid} {record.detail}".rstrip()
@@ -187,6 +190,17 @@ def _describe_state(record: Record) -> str:
             times = "" if record.num == 1 else f" ({record.num} of the kind since the last told)"
             return f"message from {record.sender} to {record.surface} refused: {record.reason}{times}"
     return ""
+
+
+def describe_quarantine(record: SliceQuarantined) -> str:
+    """Why a slice is kept away, and for how long, in a sentence."""
+    after = (
+        f"{format_seconds(record.healthy_s)} after it had joined" if record.healthy_s else "before it joined"
+    )
+    return (
+        f"slice {record.slice_index} is in quarantine for {format_seconds(record.delay_s)}: lost "
+        f"{record.losses_in_row} times in a row, last {after} ({record.cause})"
+    )
 
 
 def describe_corruption(record: CorruptionSuspected) -> str:

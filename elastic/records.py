@@ -253,6 +253,23 @@ class CorruptionSuspected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SliceQuarantined:
+    """A slice was lost again soon after it had joined (`healthy_s`), and is kept away for `delay_s`.
+
+    Of losses with no healthy time between them this is number `losses_in_row`. While no world runs the slice
+    is started all the same.
+    """
+
+    unix_s: float
+    generation: int
+    slice_index: int
+    losses_in_row: int
+    healthy_s: float
+    delay_s: float
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MessageRefused:
     """A message or call with a stale generation, a wrong token or of somebody unknown was refused.
 
@@ -303,6 +320,7 @@ Record = (
     | PersistFailed
     | CopiesCompared
     | CorruptionSuspected
+    | SliceQuarantined
     | MessageRefused
     | RunEnded
 )
@@ -325,6 +343,7 @@ _TYPES: dict[str, type[Any]] = {
         PersistFailed,
         CopiesCompared,
         CorruptionSuspected,
+        SliceQuarantined,
         MessageRefused,
         RunEnded,
     )

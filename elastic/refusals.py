@@ -33,6 +33,15 @@ class RefusalsTold:
             raise UsageError(f"at least one refusal is told, not {self.num}")
 
 
+def count_refused(records: Iterable[MessageRefused]) -> dict[str, dict[str, int]]:
+    """How many refusals the records stand for, by surface and cause."""
+    counts: dict[str, dict[str, int]] = {}
+    for record in records:
+        of_surface = counts.setdefault(record.surface, {})
+        of_surface[record.cause] = of_surface.get(record.cause, 0) + record.num
+    return counts
+
+
 class RefusalTally:
     """An agent's count of what its surfaces refuse, until it tells the coordinator. Safe for threads."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from elastic.history_text import describe_suspect, format_bytes, format_seconds
+from elastic.history_text import describe_quarantine, describe_suspect, format_bytes, format_seconds
 from elastic.report_schema import PHASES, Recovery, Report
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def render_report(report: Report) -> RenderableType:
     for first in range(0, len(report.recoveries), RECOVERIES_A_TABLE):
         parts.append(_recoveries_table(report.recoveries[first : first + RECOVERIES_A_TABLE], first + 1))
     parts += _explanations(report)
-    parts += [_invariants_table(report), _snapshots_line(report)]
+    parts += [_invariants_table(report), _snapshots_line(report), *_kept_out(report)]
     return Group(*parts)
 
 
@@ -144,6 +144,21 @@ def _invariants_table(report: Report) -> RenderableType:
     for name, verdict in report.invariants.items():
         table.add_row(name.replace("_", " "), Text(verdict, style=_VERDICT_STYLES[verdict]))
     return table
+
+
+def _kept_out(report: Report) -> list[RenderableType]:
+    """Slices in quarantine, and callers that were refused: nothing where there were none."""
+    from rich.text import Text
+
+    said = [describe_quarantine(record) for record in report.quarantines]
+    refused = ", ".join(
+        f"{num:,} at {surface} ({cause})"
+        for surface, counts in report.refused.items()
+        for cause, num in counts.items()
+    )
+    if refused:
+        said.append(f"refused: {refused}")
+    return [Text(f"{line[0].upper()}{line[1:]}", style="yellow") for line in said]
 
 
 def _snapshots_line(report: Report) -> RenderableType:
