@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 from model_job import Job
 
 from elastic.events import StartWorker
-from elastic.history_text import describe
+from elastic.history_text import describe, describe_quarantine
 from elastic.quarantine import Flapping, remaining_s
 from elastic.records import LossDetected, SliceQuarantined, WorkerEvent
-from elastic.report_terminal import describe_quarantine
 from reshard.errors import UsageError
 
 BOUNDS = Flapping(base_s=2.0, max_s=300.0, healthy_s=30.0)
@@ -135,6 +134,9 @@ def test_quarantine_is_told_in_words() -> None:
     record = SliceQuarantined(
         unix_s=0.0, generation=3, slice_index=1, losses_in_row=3, healthy_s=0.5, delay_s=10.0, cause="killed"
     )
-    told = "slice 1 is in quarantine for 10.00 s: lost 3 times in a row, last 500 ms after it had joined (killed)"
+    told = (
+        "slice 1 is in quarantine for 10.00 s: "
+        "lost 3 times in a row, last 500 ms after it had joined (killed)"
+    )
     assert describe(record) == describe_quarantine(record) == told
     assert (remaining_s(None, 5.0), remaining_s(7.0, 5.0), remaining_s(3.0, 5.0)) == (0.0, 2.0, 0.0)
