@@ -77,7 +77,7 @@ from elastic.protocol import (
 )
 from elastic.refusals import RefusalTally
 from elastic.wire import FramedSocket
-from elastic.worker_process import WorkerExit, WorkerProcess, start_time
+from elastic.worker_process import WorkerExit, WorkerProcess, start_time, write_pid
 from elastic.worker_socket import WorkerSocket
 from reshard.errors import ElasticError, InsufficientMemoryError
 from snapshot.arena import Arena
@@ -513,9 +513,7 @@ class Agent:
         self._worker = WorkerProcess.start(self._spec, self._slice, self._inbox.put)
         self._worker_state = WorkerState.STARTING
         self._heard_s = time.monotonic()
-        (self._arena.directory / PID_FILE).write_bytes(
-            msgspec.json.encode({"pid": self._worker.pid, "start_time": start_time(self._worker.pid)})
-        )
+        write_pid(self._arena.directory / PID_FILE, self._worker.pid)
 
     def _end_quietly(self, why: str) -> None:
         """End the worker because we were told so: that is no loss to report."""

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from elastic.job import ENV_DIRECTORY, ENV_LEASH_FD, ENV_SLICE, JobSpec
 from elastic.leash import leash_fd
 
@@ -121,3 +123,11 @@ def start_time(pid: int) -> int:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, IndexError):
         return -1
+
+
+def write_pid(path: Path, pid: int) -> None:
+    """Let a later agent find the process: its owner alone may read or change who that is."""
+    unfinished = path.with_suffix(".part")
+    unfinished.touch(mode=0o600)
+    unfinished.write_bytes(msgspec.json.encode({"pid": pid, "start_time": start_time(pid)}))
+    unfinished.replace(path)

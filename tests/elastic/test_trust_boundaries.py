@@ -30,6 +30,7 @@ EXECUTING_MODULES = {
     "cloudpickle",
     "jsonpickle",
     "yaml",
+    "multiprocessing",
     "code",
 }
 EXECUTING_CALLS = {"eval", "exec", "compile", "__import__"}
