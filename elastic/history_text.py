@@ -26,7 +26,7 @@ from elastic.records import (
     WorkerEvent,
     WorldFormed,
 )
-from elastic.report_schema import Corruption, Recovery
+from elastic.report_schema import Corruption, Recovery, Report
 from reshard.boxes import format_box
 
 _TIER_WORDS = {
@@ -201,6 +201,21 @@ def describe_quarantine(record: SliceQuarantined) -> str:
         f"slice {record.slice_index} is in quarantine for {format_seconds(record.delay_s)}: lost "
         f"{record.losses_in_row} times in a row, last {after} ({record.cause})"
     )
+
+
+def describe_kept_out(report: Report) -> list[str]:
+    """A line for each slice that was put in quarantine and for the callers refused; none where there were
+    none.
+    """
+    said = [describe_quarantine(record) for record in report.quarantines]
+    refused = ", ".join(
+        f"{num:,} at {surface} ({cause})"
+        for surface, counts in report.refused.items()
+        for cause, num in counts.items()
+    )
+    if refused:
+        said.append(f"refused: {refused}")
+    return [f"{line[0].upper()}{line[1:]}" for line in said]
 
 
 def describe_corruption(record: CorruptionSuspected) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from elastic.history_text import describe_quarantine, describe_suspect, format_bytes, format_seconds
+from elastic.history_text import describe_kept_out, describe_suspect, format_bytes, format_seconds
 from elastic.report_schema import PHASES, Recovery, Report
 
 if TYPE_CHECKING:
@@ -147,18 +147,9 @@ def _invariants_table(report: Report) -> RenderableType:
 
 
 def _kept_out(report: Report) -> list[RenderableType]:
-    """Slices in quarantine, and callers that were refused: nothing where there were none."""
     from rich.text import Text
 
-    said = [describe_quarantine(record) for record in report.quarantines]
-    refused = ", ".join(
-        f"{num:,} at {surface} ({cause})"
-        for surface, counts in report.refused.items()
-        for cause, num in counts.items()
-    )
-    if refused:
-        said.append(f"refused: {refused}")
-    return [Text(f"{line[0].upper()}{line[1:]}", style="yellow") for line in said]
+    return [Text(line, style="yellow") for line in describe_kept_out(report)]
 
 
 def _snapshots_line(report: Report) -> RenderableType:

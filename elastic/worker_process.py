@@ -127,7 +127,7 @@ def start_time(pid: int) -> int:
 
 def write_pid(path: Path, pid: int) -> None:
     """Let a later agent find the process: its owner alone may read or change who that is."""
-    unfinished = path.with_suffix(".part")
+    unfinished = path.with_suffix(".pid.new")
     unfinished.touch(mode=0o600)
     unfinished.write_bytes(msgspec.json.encode({"pid": pid, "start_time": start_time(pid)}))
     unfinished.replace(path)

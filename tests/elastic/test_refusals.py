@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import histories
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from elastic.records import MessageRefused
+from elastic import telemetry
+from elastic.history_text import describe_kept_out
+from elastic.records import MessageRefused, SliceQuarantined
 from elastic.refusals import WRITTEN_SINGLY, RefusalLedger, RefusalsTold, RefusalTally
+from elastic.report import build_report
+from elastic.report_html import render_html
 from reshard.errors import UsageError
 
 
@@ -30,12 +37,12 @@ def test_records_add_up_to_all_refusals_and_few_are_written(numbers: list[int]) 
     assert list(ledger.rest()) == []
 
 
-def test_million_refusals_leave_few_records() -> None:
+def test_many_refusals_leave_few_records() -> None:
     ledger = RefusalLedger()
-    written = [ledger.take(refused()) for _ in range(1_000_000)]
+    written = [ledger.take(refused()) for _ in range(20_000)]
     numbers = [record.num for record in written if record is not None]
     assert numbers[: WRITTEN_SINGLY + 3] == [1] * WRITTEN_SINGLY + [8, 16, 32]
-    assert len(numbers) < 30
+    assert len(numbers) == WRITTEN_SINGLY + 11
 
 
 def test_kinds_are_counted_apart() -> None:
@@ -53,3 +60,47 @@ def test_tally_tells_once_what_an_agent_has_refused() -> None:
     assert tally.take() == ()
     with pytest.raises(UsageError, match="at least one"):
         RefusalsTold(surface="control", reason="x", sender="y", num=0)
+
+
+def test_metric_counts_refusals_by_surface_and_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = InMemoryMetricReader()
+    provider = MeterProvider(metric_readers=[reader])
+    monkeypatch.setattr(telemetry.metrics, "get_meter", provider.get_meter)
+    tracer = telemetry.RecoveryTracer()
+    for record in (refused(3), refused(2), refused(surface="data-plane", cause="too-slow")):
+        tracer.hear(record)
+    data = reader.get_metrics_data()
+    assert data is not None
+    (metric,) = [
+        metric
+        for resource in data.resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+        if metric.name == "elastic.refused"
+    ]
+    counted = {
+        tuple(sorted(dict(point.attributes or {}).items())): point.value for point in metric.data.data_points
+    }
+    assert counted == {
+        (("reason", "wrong-token"), ("surface", "control")): 5,
+        (("reason", "too-slow"), ("surface", "data-plane")): 1,
+    }
+    provider.shutdown()
+
+
+def test_report_counts_what_the_records_stand_for_and_says_it() -> None:
+    records = list(histories.killed_and_rejoined().records)
+    quarantined = SliceQuarantined(
+        unix_s=records[-1].unix_s, generation=2, slice_index=1, losses_in_row=2, healthy_s=1.0, delay_s=5.0,
+        cause="killed",
+    )  # fmt: skip
+    report = build_report([*records[:-1], refused(3), refused(2), quarantined, records[-1]])
+    assert report.refused == {"control": {"wrong-token": 5}}
+    assert report.quarantines == (quarantined,)
+    assert describe_kept_out(report) == [
+        "Slice 1 is in quarantine for 5.00 s: "
+        "lost 2 times in a row, last 1.00 s after it had joined (killed)",
+        "Refused: 5 at control (wrong-token)",
+    ]
+    assert "Refused: 5 at control (wrong-token)" in render_html(report, records)
+    assert describe_kept_out(build_report(records)) == []
