@@ -141,12 +141,12 @@ def test_each_refusal_is_told_with_its_reason_and_sender(
     with socket.create_connection(target) as stranger:
         stranger.sendall(MAGIC + bytes(10))  # and no more
         wait_until(lambda: told[1:] == [("too-slow", "127.0.0.1")])
+    monkeypatch.setattr(dataplane_server, "HANDSHAKE_S", 50.0)
     with socket.create_connection(target) as gone:
         gone.recv(1)
     with pytest.raises(UsageError):
         get([("w", W_BOX, server.address)], token="wrong")
     wait_until(lambda: len(told) == 3)
-    monkeypatch.setattr(dataplane_server, "HANDSHAKE_S", 50.0)
     silent = [socket.create_connection(target) for _ in range(3)]
     wait_until(lambda: len(told) == 4)
     assert [reason for reason, _ in told[2:]] == ["wrong-token", "too-many"]
