@@ -14,6 +14,7 @@ import queue
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,9 @@ from elastic.protocol import (
     WorkerCommitted,
     WorldRebuilt,
 )
+from elastic.refusals import RefusalTally
 from elastic.wire import FramedSocket
-from elastic.worker_process import WorkerExit, WorkerProcess
+from elastic.worker_process import WorkerExit, WorkerProcess, start_time, write_pid
 from elastic.worker_socket import WorkerSocket
 from reshard.errors import ElasticError, InsufficientMemoryError
 from snapshot.arena import Arena
@@ -117,8 +119,14 @@ class Agent:
         self._fence_pending = False
         self._ending: str = ""
         self._failure_told = False
+        self._refused = RefusalTally()
         self._server = DataPlaneServer(
-            self._arena, token, lambda: self.generation, bind_host=spec.bind_host, tls=spec.tls
+            self._arena,
+            token,
+            lambda: self.generation,
+            bind_host=spec.bind_host,
+            tls=spec.tls,
+            on_refused=partial(self._refused.count, "data-plane"),
         )
         self._server.start()
         self._tasks = ArenaTasks(
@@ -139,7 +147,7 @@ class Agent:
         host, replicas = host_of(slice_index), spec.config.replicas
         self._buddies = BuddyKeeper(self._arena, host, replicas, self._pull, self._inbox.put)
         self._buddies.start()
-        self._socket = WorkerSocket(spec.socket_path(slice_index), self._inbox.put)
+        self._socket = WorkerSocket(spec.socket_path(slice_index), self._inbox.put, self._refused)
         self._stream = CoordinatorStream(spec, token, slice_index, self._inbox.put)
         self._over = False
         self._said: dict[type[Any], Any] = {}
@@ -172,7 +180,7 @@ class Agent:
             left = msgspec.json.decode((self._arena.directory / PID_FILE).read_bytes(), type=dict[str, int])
         except (OSError, msgspec.MsgspecError):
             return
-        if _start_time(left["pid"]) != left["start_time"]:
+        if start_time(left["pid"]) != left["start_time"]:
             return
         self._worker = WorkerProcess.adopt(left["pid"], self._inbox.put)
         # Whether it is in a world it says itself when it connects; it tries for `lease_s`.
@@ -253,6 +261,8 @@ class Agent:
         if now_s >= self._next_beat_s:
             self._next_beat_s = now_s + self._spec.heartbeat_s
             self._stream.send(self.generation, Heartbeat(unix_s=time.time()))
+            for told in self._refused.take() if self._stream.is_attached else ():
+                self._stream.send(self.generation, told)
         if now_s >= self._next_life_s:
             self._next_life_s = now_s + LIFE_EVERY_S
             self._to_worker(Heartbeat(unix_s=time.time()))
@@ -382,7 +392,7 @@ class Agent:
 
     def _meet(self, connection: FramedSocket, hello: Hello) -> None:
         if self._worker is None or hello.pid != self._worker.pid:
-            connection.close()  # a stale incarnation, or a stranger
+            self._socket.refuse(connection, "unknown-sender", hello.pid)  # a stale incarnation, or a stranger
             return
         self._connection = connection
         self._heard_s, self._heard_unix_s = time.monotonic(), time.time()
@@ -503,9 +513,7 @@ class Agent:
         self._worker = WorkerProcess.start(self._spec, self._slice, self._inbox.put)
         self._worker_state = WorkerState.STARTING
         self._heard_s = time.monotonic()
-        (self._arena.directory / PID_FILE).write_bytes(
-            msgspec.json.encode({"pid": self._worker.pid, "start_time": _start_time(self._worker.pid)})
-        )
+        write_pid(self._arena.directory / PID_FILE, self._worker.pid)
 
     def _end_quietly(self, why: str) -> None:
         """End the worker because we were told so: that is no loss to report."""
@@ -525,16 +533,6 @@ class Agent:
         self._over = self._worker is None or self._worker_state is WorkerState.STARTING
         if not completed:
             self._end_by_s = time.monotonic() + FAILED_GRACE_S
-
-
-def _start_time(pid: int) -> int:
-    """When a process started, in clock ticks since boot; -1 if there is none. With the pid it names one
-    process for good.
-    """
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, IndexError):
-        return -1
 
 
 def main() -> int:

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
-import msgspec
 import tenacity
 
 from elastic import control_pb2 as pb
+from elastic.control_channel import CoordinatorPlace, bearer, open_channel, read_place
 from elastic.control_pb2_grpc import ControlStub
 from elastic.events import Shutdown
-from elastic.job import COORDINATOR_FILE, JobSpec
+from elastic.job import JobSpec
 from elastic.protocol import CONTROL_CODEC, Heartbeat
 from elastic.wire import WireError
 from reshard.errors import RetryLaterError
@@ -33,7 +33,7 @@ class CoordinatorStream:
 
     def __init__(self, spec: JobSpec, token: str, slice_index: int, on_item: Callable[[Any], None]) -> None:
         self._spec = spec
-        self._metadata = (("authorization", f"Bearer {token}"),)
+        self._metadata = bearer(token)
         self._slice = slice_index
         self._on_item = on_item
         self._outbox: queue.SimpleQueue[pb.Envelope | None] = queue.SimpleQueue()
@@ -51,9 +51,7 @@ class CoordinatorStream:
         outbox: queue.SimpleQueue[pb.Envelope | None] = queue.SimpleQueue()
         self._outbox = outbox
         self.send(generation, first)
-        self._channel = grpc.insecure_channel(
-            self._address(), options=(("grpc.max_receive_message_length", -1),)
-        )
+        self._channel = open_channel(self._place(), self._spec.tls, max_reply_bytes=-1)
         replies = ControlStub(self._channel).Attach(
             _drain(outbox), metadata=self._metadata, wait_for_ready=True
         )
@@ -97,8 +95,8 @@ class CoordinatorStream:
             time.sleep(min(FIRST_PAUSE_S * 2**self._failures, MAX_PAUSE_S))
             self._on_item(StreamLost())
 
-    def _address(self) -> str:
-        path = self._spec.directory / COORDINATOR_FILE
+    def _place(self) -> CoordinatorPlace:
+        directory = self._spec.directory
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(OSError),
             stop=tenacity.stop_after_delay(self._spec.lease_s),
@@ -106,10 +104,10 @@ class CoordinatorStream:
             reraise=True,
         )
         try:
-            body: bytes = retrying(path.read_bytes)
+            place: CoordinatorPlace = retrying(read_place, directory)
         except OSError as error:
-            raise RetryLaterError(f"no coordinator has written {path}") from error
-        return str(msgspec.json.decode(body)["address"])
+            raise RetryLaterError(f"no coordinator has written its address into {directory}") from error
+        return place
 
 
 def _drain(outbox: queue.SimpleQueue[pb.Envelope | None]) -> Iterator[pb.Envelope]:

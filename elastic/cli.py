@@ -19,7 +19,7 @@ from reshard.errors import ElasticError, UsageError
 if TYPE_CHECKING:
     from elastic.cadence import Cadence
     from elastic.state import Config
-    from snapshot.dataplane_auth import TlsFiles
+    from snapshot.tls import TlsFiles
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -75,7 +75,7 @@ def demo(
 @cli.command(context_settings={"ignore_unknown_options": True})
 @job_options
 @click.option(
-    "--tls-cert", type=click.Path(path_type=Path), help="PEM certificate: TLS between agents, for snapshots."
+    "--tls-cert", type=click.Path(path_type=Path), help="PEM certificate: TLS for all connections of the job."
 )
 @click.option("--tls-key", type=click.Path(path_type=Path), help="PEM key of the certificate.")
 @click.option(
@@ -95,7 +95,7 @@ def launch(
     """Run your own training SCRIPT (a .py file, or -m MODULE, with its arguments) under the engine on this
     machine.
     """
-    from snapshot.dataplane_auth import tls_files
+    from snapshot.tls import tls_files
 
     if script[0] != "-m" and not Path(script[0]).is_file():
         raise UsageError(f"there is no script {script[0]}")
@@ -153,9 +153,11 @@ def _config(
     rehearsals: int,
     audit_every: int,
     count_writes: bool,
+    quarantine_s: float,
     wait_s: float,
     persists: bool,
 ) -> Config:
+    from elastic.quarantine import Flapping
     from elastic.state import Config, Timing
 
     return Config(
@@ -169,6 +171,7 @@ def _config(
         audit_every=audit_every,
         count_writes=count_writes,
         timing=Timing(wait_s=wait_s),
+        flapping=Flapping(base_s=quarantine_s),
     )
 
 

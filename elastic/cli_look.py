@@ -80,7 +80,13 @@ def status(directory: Path, as_json: bool) -> int:
         f"newest step {found['newest_committed']}, world {found['world']}"
     )
     for member in found["members"]:
-        click.echo(f"  slice {member['slice']}: worker {member['worker']} (pid {member['pid'] or '-'})")
+        line = f"  slice {member['slice']}: worker {member['worker']} (pid {member['pid'] or '-'})"
+        if member["quarantined_for_s"]:
+            line += f", in quarantine for {member['quarantined_for_s']:.1f} s more"
+            line += f" (lost {member['losses_in_row']} times in a row)"
+        click.echo(line)
+    for surface, counts in found["refused"].items():
+        click.echo(f"  refused at {surface}: {', '.join(f'{num} {why}' for why, num in counts.items())}")
     return 0
 
 

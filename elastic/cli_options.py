@@ -109,6 +109,14 @@ _JOB_OPTIONS = (
         help="Smaller worlds whose programs are compiled before the start.",
     ),
     click.option(
+        "--quarantine-s",
+        type=click.FloatRange(min=0),
+        default=5.0,
+        show_default=True,
+        help="A slice that is lost again soon after it joined is kept away so long, then twice as long…; "
+        "0: never.",
+    ),
+    click.option(
         "--wait-s",
         type=click.FloatRange(min=0),
         default=60.0,

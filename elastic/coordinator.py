@@ -9,24 +9,21 @@ errors and writes its address to `DIR/coordinator.json`.
 from __future__ import annotations
 
 import contextlib
-import hmac
 import os
 import queue
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from concurrent import futures
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import grpc
 import msgspec
 
 from elastic import control_pb2 as pb
-from elastic.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
+from elastic.control_channel import write_place
+from elastic.control_server import CLOSED, UnknownSenderError, make_server
 from elastic.events import (
     AgentAttached,
     AgentLost,
@@ -44,24 +41,22 @@ from elastic.events import (
     Write,
 )
 from elastic.history import HistoryWriter
-from elastic.job import COORDINATOR_FILE, HISTORY_FILE, JobSpec, load_job, load_token
+from elastic.job import HISTORY_FILE, JobSpec, load_job, load_token
 from elastic.leash import watch_leash
 from elastic.machine import step
 from elastic.persistent_reads import find_persisted
 from elastic.protocol import CONTROL_CODEC, Heartbeat, StepTold
-from elastic.records import FaultInjected, MessageRefused, RunStarted, StepCommitted, WorldFormed
+from elastic.quarantine import remaining_s
+from elastic.records import FaultInjected, MessageRefused, RunEnded, RunStarted, StepCommitted, WorldFormed
+from elastic.refusals import RefusalLedger, RefusalsTold, Surface
 from elastic.runtime_service import ServicePool
 from elastic.state import initial_state
 from elastic.telemetry import RecoveryTracer
 from elastic.turn import Clock
 from elastic.wire import WireError
 
-AUTHORIZATION = "authorization"
 LIFE_EVERY_S = 2.0
 FAILED_DRAIN_S = 3.0
-MAX_MESSAGE_BYTES = 256 << 20
-"""Layouts and lists of shards of a large state are beyond gRPC's default of 4 MiB."""
-_CLOSED = object()
 
 
 @dataclass(slots=True)
@@ -93,6 +88,7 @@ class Coordinator:
         self._state = initial_state(spec.config, time.monotonic())
         self._history = HistoryWriter(spec.directory / HISTORY_FILE)
         self._tracer = RecoveryTracer()
+        self._refusals = RefusalLedger()
         self._world_generation = 0
         self._committed: dict[int, int] = {}
         """The newest step of each slice in the present world: what is told again is not written again."""
@@ -113,7 +109,7 @@ class Coordinator:
             raise WireError(f"an agent's first message must be AgentAttached, not {first.kind}")
         index = event.slice_index
         if index != first.slice_index or not 0 <= index < self._spec.config.num_slices:
-            raise WireError(f"there is no slice {index} in this job, or it is not the sender's")
+            raise UnknownSenderError(f"there is no slice {index} in this job, or it is not the sender's")
         outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         now = _now()
         agent = _Agent(outbox, event.data_address, now.mono_s, now.unix_s)
@@ -121,7 +117,7 @@ class Coordinator:
             previous = self._agents.get(index)
             self._agents = {**self._agents, index: agent}
         if previous is not None:
-            previous.outbox.put(_CLOSED)
+            previous.outbox.put(CLOSED)
         self._inbox.put((index, event))
         return outbox
 
@@ -133,12 +129,15 @@ class Coordinator:
         now = _now()
         agent.heard_mono_s, agent.heard_unix_s = now.mono_s, now.unix_s
         value = CONTROL_CODEC.decode(envelope.kind, envelope.body)
-        if not isinstance(value, Heartbeat):
+        if isinstance(value, RefusalsTold):
+            sender = f"slice {slice_index}: {value.sender}"
+            self.refuse(sender, value.reason, value.reason, surface=value.surface, num=value.num)
+        elif not isinstance(value, Heartbeat):
             self._inbox.put((slice_index, value))
 
     def detach(self, slice_index: int, outbox: queue.SimpleQueue[Any]) -> None:
         """An agent's stream has ended."""
-        outbox.put(_CLOSED)
+        outbox.put(CLOSED)
         with self._agents_lock:
             agent = self._agents.get(slice_index)
             is_ours = agent is not None and agent.outbox is outbox
@@ -163,10 +162,27 @@ class Coordinator:
             raise WireError(f"{envelope.kind} cannot be noted from outside")
         self._inbox.put((-1, value))
 
-    def refuse(self, sender: str, reason: str) -> None:
-        """Write down that a call was refused."""
-        record = MessageRefused(unix_s=time.time(), generation=self.generation, sender=sender, reason=reason)
-        self._history.write(record)
+    def refuse(
+        self, sender: str, reason: str, cause: str, *, surface: Surface = "control", num: int = 1
+    ) -> None:
+        """Count callers that were refused, and write it down as far as there is room for it."""
+        self._count_refused(
+            MessageRefused(
+                unix_s=time.time(),
+                generation=self.generation,
+                sender=sender,
+                reason=reason,
+                surface=surface,
+                cause=cause,
+                num=num,
+            )
+        )
+
+    def _count_refused(self, refused: MessageRefused) -> None:
+        self._tracer.hear(refused)
+        record = self._refusals.take(refused)
+        if record is not None and self._state.phase not in (Phase.COMPLETED, Phase.FAILED):
+            self._history.write(record)
 
     def stop(self, reason: str) -> None:
         """End the job."""
@@ -182,6 +198,7 @@ class Coordinator:
                 "generation": state.generation,
                 "world": state.world,
                 "newest_committed": state.newest_committed,
+                "refused": self._refusals.counts(),
                 "newest_persisted": max((one.step for one in state.persisted), default=None),
                 "persist_failed_step": None if state.persist_failed_step < 0 else state.persist_failed_step,
                 "members": [
@@ -191,6 +208,8 @@ class Coordinator:
                         "worker": member.worker.value,
                         "pid": member.worker_pid,
                         "starts": member.starts,
+                        "losses_in_row": member.losses_in_row,
+                        "quarantined_for_s": remaining_s(member.quarantined_until_s, time.monotonic()),
                     }
                     for member in state.members
                 ],
@@ -239,7 +258,8 @@ class Coordinator:
                 )
             )
         elif getattr(event, "slice_index", sender) != sender and sender >= 0:
-            self.refuse(f"slice {sender}", f"{type(event).__name__} in the name of another slice")
+            reason = f"{type(event).__name__} in the name of another slice"
+            self.refuse(f"slice {sender}", reason, "unknown-sender")
         else:
             self._step(event)
             if isinstance(event, AgentAttached):
@@ -265,6 +285,11 @@ class Coordinator:
         self._state, commands = step(self._state, event, _now())
         for command in commands:
             if isinstance(command, Write):
+                if isinstance(command.record, MessageRefused):
+                    self._count_refused(command.record)
+                    continue
+                if isinstance(command.record, RunEnded):
+                    self._write_rest_refused()
                 if isinstance(command.record, WorldFormed):
                     self._world_generation = command.record.generation
                     self._committed.clear()
@@ -274,6 +299,10 @@ class Coordinator:
                 self._services.start(command.generation, command.num_processes)
             else:
                 self._send(command)
+
+    def _write_rest_refused(self) -> None:
+        for record in self._refusals.rest():
+            self._history.write(record)
 
     def _send(self, command: Any) -> None:
         agent = self._agents.get(command.slice_index)
@@ -343,83 +372,17 @@ class Coordinator:
             self._show_life()
 
 
-class ControlService(ControlServicer):
-    """gRPC handlers: credentials are checked, envelopes handed on."""
-
-    def __init__(self, coordinator: Coordinator, token: str) -> None:
-        self._coordinator = coordinator
-        self._expected = f"Bearer {token}".encode()
-
-    def Attach(self, requests: Iterator[pb.Envelope], context: grpc.ServicerContext) -> Iterator[pb.Envelope]:
-        """An agent's stream."""
-        self._admit(context)
-        first = next(requests)
-        try:
-            outbox = self._coordinator.attach(first)
-        except WireError as error:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        reader = threading.Thread(target=self._read, args=(first.slice_index, outbox, requests), daemon=True)
-        reader.start()
-        while (envelope := outbox.get()) is not _CLOSED:
-            yield envelope
-
-    def _read(
-        self, slice_index: int, outbox: queue.SimpleQueue[Any], requests: Iterator[pb.Envelope]
-    ) -> None:
-        try:
-            for envelope in requests:
-                self._coordinator.hear(slice_index, outbox, envelope)
-        except (grpc.RpcError, WireError) as error:
-            if isinstance(error, WireError):
-                self._coordinator.refuse(f"slice {slice_index}", str(error))
-        finally:
-            self._coordinator.detach(slice_index, outbox)
-
-    def Note(self, request: pb.Envelope, context: grpc.ServicerContext) -> pb.Ack:
-        """A record from outside the job."""
-        self._admit(context)
-        try:
-            self._coordinator.note(request)
-        except WireError as error:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        return pb.Ack()
-
-    def Stop(self, request: pb.StopRequest, context: grpc.ServicerContext) -> pb.Ack:
-        """End the job."""
-        self._admit(context)
-        self._coordinator.stop(request.reason)
-        return pb.Ack()
-
-    def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:
-        """The job now."""
-        self._admit(context)
-        return pb.StatusReply(status=self._coordinator.status())
-
-    def _admit(self, context: grpc.ServicerContext) -> None:
-        offered = dict(context.invocation_metadata() or ()).get(AUTHORIZATION, "")
-        offered_bytes = offered if isinstance(offered, bytes) else offered.encode()
-        if not hmac.compare_digest(offered_bytes, self._expected):
-            self._coordinator.refuse(context.peer(), "wrong or missing job token")
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong or missing job token")
-
-
 def serve(directory: Path) -> int:
     """Run the coordinator of the job in `directory` to its end."""
     spec, token = load_job(directory), load_token(directory)
     coordinator = Coordinator(spec, token)
-    server = grpc.server(
-        futures.ThreadPoolExecutor(2 * spec.config.num_slices + 6),
-        options=(("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),),
+    server, address = make_server(
+        coordinator, token, spec.config.num_slices, bind_host=spec.bind_host, tls=spec.tls
     )
-    add_ControlServicer_to_server(ControlService(coordinator, token), server)
-    port = server.add_insecure_port(f"{spec.bind_host}:0")
     server.start()
     watch_leash(lambda: os._exit(1))
     signal.signal(signal.SIGTERM, lambda *_: coordinator.stop("the coordinator was told to end"))
-    address_file = directory / COORDINATOR_FILE
-    unfinished = address_file.with_suffix(".part")
-    unfinished.write_bytes(msgspec.json.encode({"address": f"{spec.bind_host}:{port}", "pid": os.getpid()}))
-    unfinished.replace(address_file)
+    write_place(directory, address, spec.tls)
     try:
         return coordinator.run()
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from elastic import moves_persist
+from elastic import moves_persist, quarantine
 from elastic.events import (
     AgentAttached,
     AgentLost,
@@ -100,6 +100,7 @@ def _agent_attached(turn: Turn, event: AgentAttached) -> None:
     else:
         if known:
             cause = "the worker ended while its agent was away"
+            quarantine.lost(turn, index, cause)
             _lose_worker(turn, index, cause, "agent-restart", turn.now.unix_s)
         if found:
             # A worker this job does not count on. Until its host attaches without it, the host is not there.
@@ -149,6 +150,8 @@ def _worker_lost(turn: Turn, event: WorkerLost) -> None:
         turn.update(event.slice_index, respawning=True)
         turn.write_worker(event.slice_index, "respawned", 0, event.cause)
         return
+    if not event.aborted:  # else a peer's loss may have ended it
+        quarantine.lost(turn, event.slice_index, event.cause)
     _lose_worker(turn, event.slice_index, event.cause, event.detector, event.last_life_unix_s)
 
 
@@ -214,6 +217,8 @@ def _staged(turn: Turn, event: Staged) -> None:
 def _rebuilt(turn: Turn, event: Rebuilt) -> None:
     snapshots = () if event.snapshot is None else (event.snapshot,)
     turn.update(event.slice_index, done=True, snapshots=snapshots)
+    if not turn.state.rehearsing:
+        quarantine.joined(turn, event.slice_index)
     turn.write_worker(event.slice_index, "rebuilt", turn.state.member(event.slice_index).worker_pid)
     if event.snapshot is not None:
         turn.write(

@@ -16,6 +16,7 @@ from elastic.records import (
     RestoreChecked,
     RunEnded,
     RunStarted,
+    SliceQuarantined,
     SnapshotPersisted,
     SnapshotRejected,
     SnapshotsVerified,
@@ -25,7 +26,7 @@ from elastic.records import (
     WorkerEvent,
     WorldFormed,
 )
-from elastic.report_schema import Corruption, Recovery
+from elastic.report_schema import Corruption, Recovery, Report
 from reshard.boxes import format_box
 
 _TIER_WORDS = {
@@ -152,6 +153,8 @@ def _describe_run(record: Record) -> str:
             return f"run {record.outcome} at step {record.final_step}"
         case RunEnded():
             return f"run {record.outcome} at step {record.final_step}: {record.error}"
+        case SliceQuarantined():
+            return describe_quarantine(record)
         case WorkerEvent():
             pid = f", pid {record.pid}" if record.pid else ""
             return f"slice {record.slice_index} worker {record.state}{pid} {record.detail}".rstrip()
@@ -188,8 +191,35 @@ def _describe_state(record: Record) -> str:
         case CorruptionSuspected():
             return describe_corruption(record)
         case MessageRefused():
-            return f"message from {record.sender} refused: {record.reason}"
+            times = "" if record.num == 1 else f" ({record.num} of the kind since the last told)"
+            return f"message from {record.sender} to {record.surface} refused: {record.reason}{times}"
     return ""
+
+
+def describe_quarantine(record: SliceQuarantined) -> str:
+    """Why a slice is kept away, and for how long, in a sentence."""
+    after = (
+        f"{format_seconds(record.healthy_s)} after it had joined" if record.healthy_s else "before it joined"
+    )
+    return (
+        f"slice {record.slice_index} is in quarantine for {format_seconds(record.delay_s)}: lost "
+        f"{record.losses_in_row} times in a row, last {after} ({record.cause})"
+    )
+
+
+def describe_kept_out(report: Report) -> list[str]:
+    """A line for each slice that was put in quarantine and for the callers refused; none where there were
+    none.
+    """
+    said = [describe_quarantine(record) for record in report.quarantines]
+    refused = ", ".join(
+        f"{num:,} at {surface} ({cause})"
+        for surface, counts in report.refused.items()
+        for cause, num in counts.items()
+    )
+    if refused:
+        said.append(f"refused: {refused}")
+    return [f"{line[0].upper()}{line[1:]}" for line in said]
 
 
 def describe_corruption(record: CorruptionSuspected) -> str:

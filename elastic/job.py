@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +19,12 @@ from elastic.cadence import EVERY_STEP, Cadence
 from elastic.events import host_of
 from elastic.state import Config
 from reshard.errors import UsageError
-from snapshot.dataplane_auth import TlsFiles
 from snapshot.job import job_directory
+from snapshot.tls import TlsFiles
 
 JOB_FILE = "job.json"
 TOKEN_FILE = "token"
+TOKEN_MODE = 0o600
 LOCK_FILE = ".lock"
 HISTORY_FILE = "events.jsonl"
 COORDINATOR_FILE = "coordinator.json"
@@ -75,7 +77,7 @@ class JobSpec:
     shm_root: Path = Path("/dev/shm")
     bind_host: str = "127.0.0.1"
     tls: TlsFiles | None = None
-    """Certificates for the data plane between agents, at the same paths on every host; None: no TLS."""
+    """Certificates for all connections of the job, at the same paths on every host; None: no TLS."""
     persist: PersistSpec | None = None
     cadence: Cadence = EVERY_STEP
     """How often the state is captured."""
@@ -133,10 +135,14 @@ def save_job(spec: JobSpec) -> str:
     spec.directory.mkdir(parents=True, exist_ok=True)
     body = msgspec.json.format(msgspec.json.encode(spec, enc_hook=_encode_path), indent=2)
     (spec.directory / JOB_FILE).write_bytes(body)
-    descriptor = os.open(spec.directory / TOKEN_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    path, unfinished = spec.directory / TOKEN_FILE, spec.directory / f"{TOKEN_FILE}.part"
+    # A new file: who may have an earlier one open, of whatever mode, does not see what is written here.
+    unfinished.unlink(missing_ok=True)
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, TOKEN_MODE)
     with os.fdopen(descriptor, "w") as file:
-        os.fchmod(file.fileno(), 0o600)
+        os.fchmod(descriptor, TOKEN_MODE)
         file.write(token)
+    unfinished.replace(path)
     return token
 
 
@@ -152,11 +158,20 @@ def load_job(directory: Path) -> JobSpec:
 
 
 def load_token(directory: Path) -> str:
-    """Read the job's token. Raises UsageError when there is none."""
+    """Read the job's token. Raises UsageError when there is none, or others than its owner can read it."""
+    path = directory / TOKEN_FILE
     try:
-        return (directory / TOKEN_FILE).read_text().strip()
+        with path.open() as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            token = file.read().strip()
     except OSError as error:
         raise UsageError(f"no token in {directory}: {error}") from error
+    if mode & 0o077:
+        raise UsageError(
+            f"{path} has mode {mode:04o}: others can read or change the job's token",
+            remedy="Start the job anew (the token may be known by now), in a directory that keeps modes.",
+        )
+    return token
 
 
 def _encode_path(value: object) -> object:

@@ -24,11 +24,12 @@ import grpc
 import msgspec
 
 from elastic import control_pb2 as pb
+from elastic.control_channel import bearer, open_channel, read_place
 from elastic.control_pb2_grpc import ControlStub
 from elastic.job import COORDINATOR_FILE, ENV_LEASH_FD, HISTORY_FILE, JobSpec, save_job
 from elastic.protocol import CONTROL_CODEC
 from elastic.records import FaultInjected, Record, RunEnded, WorkerEvent, decode_record
-from reshard.errors import JobFailedError
+from reshard.errors import ElasticError, JobFailedError
 from snapshot.job import JobLock
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -184,14 +185,13 @@ class Launcher:
             self._stop_by_s = time.monotonic()
             return
         self._stop_by_s = time.monotonic() + STOP_GRACE_S
-        with contextlib.suppress(grpc.RpcError, OSError, msgspec.MsgspecError):
+        with contextlib.suppress(grpc.RpcError, OSError, ElasticError):
             self._call("Stop", pb.StopRequest(reason=f"interrupted ({signal.Signals(number).name})"))
 
     def _call(self, method: str, request: Any) -> Any:
-        address = msgspec.json.decode((self.spec.directory / COORDINATOR_FILE).read_bytes())["address"]
-        with grpc.insecure_channel(address) as channel:
+        with open_channel(read_place(self.spec.directory), self.spec.tls) as channel:
             call = getattr(ControlStub(channel), method)
-            return call(request, metadata=(("authorization", f"Bearer {self._token}"),), timeout=2.0)
+            return call(request, metadata=bearer(self._token), timeout=2.0)
 
     def _end_all(self) -> None:
         """Let what is ending end, then end the rest; nothing of the job is left behind."""

@@ -48,6 +48,7 @@ def fence(turn: Turn, why: str) -> None:
             turn.send(Fence(slice_index=index, generation=generation, leave_out=index in leaving))
     for index in leaving:
         turn.plan_restart(index)
+        turn.update(index, joined_s=None)
     advance_fencing(turn)
 
 

@@ -22,6 +22,7 @@ from elastic.events import (
     WorldSpec,
 )
 from elastic.records import FaultInjected, StepCommitted
+from elastic.refusals import RefusalsTold
 from elastic.wire import Codec
 from snapshot.persist_tree import TreeDescription
 
@@ -182,4 +183,6 @@ WORKER_CODEC = Codec(
         AuditAfter,
     )
 )
-CONTROL_CODEC = Codec((*get_args(AgentEvent), *get_args(AgentCommand), Heartbeat, StepTold, FaultInjected))
+CONTROL_CODEC = Codec(
+    (*get_args(AgentEvent), *get_args(AgentCommand), Heartbeat, StepTold, RefusalsTold, FaultInjected)
+)

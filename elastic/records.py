@@ -253,13 +253,37 @@ class CorruptionSuspected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SliceQuarantined:
+    """A slice was lost again soon after it had joined (`healthy_s`), and is kept away for `delay_s`.
+
+    Of losses with no healthy time between them this is number `losses_in_row`. While no world runs the slice
+    is started all the same.
+    """
+
+    unix_s: float
+    generation: int
+    slice_index: int
+    losses_in_row: int
+    healthy_s: float
+    delay_s: float
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MessageRefused:
-    """A message or call with a stale generation or a wrong token was refused (fencing)."""
+    """A message or call with a stale generation, a wrong token or of somebody unknown was refused.
+
+    `surface` is where it came to: "control" (the coordinator), "worker-socket" or "data-plane" (an agent's).
+    A record stands for `num` refusals of its kind: those since the last one.
+    """
 
     unix_s: float
     generation: int
     sender: str
     reason: str
+    surface: str = "control"
+    cause: str = "stale-generation"
+    num: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,6 +320,7 @@ Record = (
     | PersistFailed
     | CopiesCompared
     | CorruptionSuspected
+    | SliceQuarantined
     | MessageRefused
     | RunEnded
 )
@@ -318,6 +343,7 @@ _TYPES: dict[str, type[Any]] = {
         PersistFailed,
         CopiesCompared,
         CorruptionSuspected,
+        SliceQuarantined,
         MessageRefused,
         RunEnded,
     )

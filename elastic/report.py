@@ -20,16 +20,19 @@ from elastic.history_recoveries import build_recoveries, real_worlds
 from elastic.history_samples import audit_samples
 from elastic.history_verdicts import judge
 from elastic.records import (
+    MessageRefused,
     PersistFailed,
     PhaseEntered,
     Record,
     RunEnded,
     RunStarted,
+    SliceQuarantined,
     SnapshotPersisted,
     SnapshotRejected,
     SnapshotsVerified,
     of_kind,
 )
+from elastic.refusals import count_refused
 from elastic.report_schema import (
     PHASES,
     SCHEMA,
@@ -101,6 +104,8 @@ def build_report(records: Sequence[Record]) -> Report:
         recoveries=tuple(recoveries),
         snapshots=_snapshots(records, lineage, started.replicas),
         invariants=judge(records, lineage, audit),
+        quarantines=tuple(of_kind(records, SliceQuarantined)),
+        refused=count_refused(of_kind(records, MessageRefused)),
     )
 
 

@@ -7,14 +7,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elastic.history_text import describe, describe_suspect, format_bytes, format_seconds, format_slices
+from elastic.history_text import (
+    describe,
+    describe_kept_out,
+    describe_suspect,
+    format_bytes,
+    format_seconds,
+    format_slices,
+)
 from elastic.records import (
     CorruptionSuspected,
     FaultInjected,
     LossDetected,
+    MessageRefused,
     Record,
     RunEnded,
     RunStarted,
+    SliceQuarantined,
     SnapshotRejected,
     WorldFormed,
 )
@@ -34,6 +43,8 @@ _NOTABLE = (
     WorldFormed,
     SnapshotRejected,
     CorruptionSuspected,
+    SliceQuarantined,
+    MessageRefused,
     RunEnded,
 )
 
@@ -64,6 +75,7 @@ def render_html(report: Report, records: Sequence[Record] = ()) -> str:
         started=started.strftime("%Y-%m-%d %H:%M:%S UTC"),
         worst_mttr_s=max((r.mttr_s for r in report.recoveries if r.mttr_s is not None), default=None),
         phases=PHASES,
+        kept_out=describe_kept_out(report),
         corruptions=[
             f"since step {found.first_step}: {describe_suspect(found)}"
             for found in report.snapshots.corruptions

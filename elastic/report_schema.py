@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from elastic.records import SliceQuarantined
 from reshard.boxes import Box
 
 SCHEMA = 1
@@ -186,6 +187,10 @@ class Report:
     recoveries: tuple[Recovery, ...]
     snapshots: Snapshots
     invariants: dict[str, Verdict] = field(default_factory=dict)
+    quarantines: tuple[SliceQuarantined, ...] = ()
+    """Slices that were kept away because they were lost again and again, in order."""
+    refused: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Messages and callers that were refused, by surface and reason."""
 
     @property
     def broken(self) -> tuple[str, ...]:

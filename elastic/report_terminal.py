@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from elastic.history_text import describe_suspect, format_bytes, format_seconds
+from elastic.history_text import describe_kept_out, describe_suspect, format_bytes, format_seconds
 from elastic.report_schema import PHASES, Recovery, Report
 from elastic.terminal import open_console, titled_table
 
@@ -32,7 +32,7 @@ def render_report(report: Report) -> RenderableType:
     for first in range(0, len(report.recoveries), RECOVERIES_A_TABLE):
         parts.append(_recoveries_table(report.recoveries[first : first + RECOVERIES_A_TABLE], first + 1))
     parts += _explanations(report)
-    parts += [_invariants_table(report), _snapshots_line(report)]
+    parts += [_invariants_table(report), _snapshots_line(report), *_kept_out(report)]
     return Group(*parts)
 
 
@@ -131,6 +131,12 @@ def _invariants_table(report: Report) -> RenderableType:
     for name, verdict in report.invariants.items():
         table.add_row(name.replace("_", " "), Text(verdict, style=_VERDICT_STYLES[verdict]))
     return table
+
+
+def _kept_out(report: Report) -> list[RenderableType]:
+    from rich.text import Text
+
+    return [Text(line, style="yellow") for line in describe_kept_out(report)]
 
 
 def _snapshots_line(report: Report) -> RenderableType:

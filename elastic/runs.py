@@ -24,10 +24,10 @@ from elastic.report_terminal import print_report
 from elastic.state import Config
 from reshard.errors import ElasticError, JobFailedError, PersistentTierError, UsageError
 from snapshot.copying import default_num_threads
-from snapshot.dataplane_auth import TlsFiles
 from snapshot.gc import collect
 from snapshot.persist import clear_staging, lock_root, next_epoch
 from snapshot.shm import check_root
+from snapshot.tls import TlsFiles
 
 EXIT_INVARIANT = 3
 

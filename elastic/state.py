@@ -8,6 +8,7 @@ from typing import Any
 from elastic.choose import Choice
 from elastic.copy_check import CopyCheck
 from elastic.events import Phase, SnapshotSummary, WorkerState, host_of
+from elastic.quarantine import Flapping
 from reshard.batch_sizes import NewSteps
 from reshard.errors import UsageError
 from reshard.ids import HostId
@@ -75,6 +76,8 @@ class Config:
     max_starts: int = 8
     """How often a slice's worker is started without a new step before the slice is left out."""
     timing: Timing = field(default_factory=Timing)
+    flapping: Flapping = field(default_factory=Flapping)
+    """How long slices that are lost again and again are kept away."""
 
     def __post_init__(self) -> None:
         if self.num_slices < 1:
@@ -105,6 +108,12 @@ class Member:
     """When a starting worker has to be ready."""
     start_at_step: int | None = None
     """The newest committed step at which a new worker may be started; None: not planned."""
+    joined_s: float | None = None
+    """When its worker got its part in a world; None since the slice was lost."""
+    losses_in_row: int = 0
+    """Losses of it, each soon after it had joined."""
+    quarantined_until_s: float | None = None
+    """Until when it gets no other worker while a world runs without it."""
     fenced: bool = False
     """Whether it has reported for the current generation."""
     snapshots: tuple[SnapshotSummary, ...] = ()

@@ -9,21 +9,17 @@ import grpc
 import msgspec
 
 from elastic import control_pb2 as pb
+from elastic.control_channel import job_channel
 from elastic.control_pb2_grpc import ControlStub
-from elastic.job import COORDINATOR_FILE, load_token
-from reshard.errors import RetryLaterError, UsageError
+from reshard.errors import RetryLaterError
 
 TIMEOUT_S = 3.0
 
 
 def ask_status(directory: Path) -> dict[str, Any]:
     """The status of the job in `directory`, from its coordinator. Raises UsageError, RetryLaterError."""
-    try:
-        address = str(msgspec.json.decode((directory / COORDINATOR_FILE).read_bytes())["address"])
-    except OSError as error:
-        raise UsageError(f"{directory} holds no job that was started") from error
-    metadata = (("authorization", f"Bearer {load_token(directory)}"),)
-    with grpc.insecure_channel(address) as channel:
+    channel, metadata = job_channel(directory)
+    with channel:
         try:
             reply = ControlStub(channel).Status(pb.StatusRequest(), metadata=metadata, timeout=TIMEOUT_S)
         except grpc.RpcError as error:

@@ -12,6 +12,7 @@ from opentelemetry.trace import Span, set_span_in_context
 from elastic.records import (
     CorruptionSuspected,
     LossDetected,
+    MessageRefused,
     PersistFailed,
     PhaseEntered,
     Record,
@@ -54,6 +55,9 @@ class RecoveryTracer:
             unit="{box}",
             description="Boxes of which copies on different slices or devices differ.",
         )
+        self._refused = meter.create_counter(
+            "elastic.refused", description="Messages and callers refused, by surface and reason."
+        )
         self._recovery: Span | None = None
         self._phase: tuple[str, float, Span] | None = None
         self._cause = "none"
@@ -75,6 +79,8 @@ class RecoveryTracer:
             self._disagreements.add(record.num_boxes, {"found_by": "audit" if record.is_audit else "capture"})
         elif isinstance(record, SnapshotRejected):
             self._rejected.add(1)
+        elif isinstance(record, MessageRefused):
+            self._refused.add(record.num, {"surface": record.surface, "reason": record.cause})
         elif isinstance(record, StepCommitted):
             self._hear_commit(record)
 

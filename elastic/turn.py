@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from elastic import quarantine
 from elastic.events import (
     AgentCommand,
     Command,
@@ -142,11 +143,14 @@ class Turn:
             if not member.attached:
                 continue
             if member.worker is WorkerState.STARTING and self.is_past(member.start_by_s):
+                quarantine.lost(self, member.slice_index, "it did not reach its session in time")
                 self.end_worker(member.slice_index, "did not reach its session in time")
                 member = self.state.member(member.slice_index)
             if member.worker is not WorkerState.NONE or not self.may_start(member):
                 continue
-            if at_once or self.state.newest_committed >= (member.start_at_step or 0):
+            is_due = self.state.newest_committed >= (member.start_at_step or 0)
+            is_kept_away = not self.is_past(member.quarantined_until_s or self.now.mono_s)
+            if at_once or (is_due and not is_kept_away):
                 self.start_worker(member.slice_index)
                 self.write_worker(member.slice_index, "started", 0)
 
@@ -196,5 +200,6 @@ class Turn:
             self.change(last_cause=f"slice {slice_index}: {cause}")
             self.write_loss(slice_index, cause, "agent-heartbeat", member.last_life_unix_s)
         if member.worker is not WorkerState.NONE:
+            quarantine.lost(self, slice_index, "its host was out of reach")
             self.update(slice_index, gone_since_s=None, snapshots=(), fenced=False)
             self.plan_restart(slice_index)

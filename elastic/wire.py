@@ -11,6 +11,7 @@ import contextlib
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,6 +21,8 @@ from reshard.errors import ElasticError
 
 _LENGTH = struct.Struct("<I")
 MAX_FRAME_BYTES = 64 << 20
+READ_BYTES = 1 << 20
+"""As much of a frame at a time: memory grows with what has come, not with what was announced."""
 
 
 class WireError(ElasticError):
@@ -49,7 +52,7 @@ class Codec:
             raise WireError(f"unknown message {name!r}")
         try:
             return msgspec.msgpack.decode(body, type=kind)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise WireError(f"{name} cannot be read: {error}") from error
 
 
@@ -71,19 +74,24 @@ class FramedSocket:
         with self._lock:
             self._socket.sendall(frame)
 
-    def receive(self) -> Any | None:
-        """Return the next value, None at the end of the stream. Raises OSError, WireError."""
-        prefix = self._read(_LENGTH.size)
+    def receive(self, *, max_bytes: int = MAX_FRAME_BYTES, within_s: float | None = None) -> Any | None:
+        """Return the next value, None at the end of the stream.
+
+        Raises OSError (TimeoutError when it is not there after `within_s`), WireError for what is no value of
+        this protocol or larger than `max_bytes`.
+        """
+        until_s = None if within_s is None else time.monotonic() + within_s
+        prefix = self._read(_LENGTH.size, until_s)
         if prefix is None:
             return None
         (length,) = _LENGTH.unpack(prefix)
-        if not 1 < length <= MAX_FRAME_BYTES:
+        if not 1 < length <= max_bytes:
             raise WireError(f"a frame of {length} bytes")
-        frame = self._read(length)
+        frame = self._read(length, until_s)
         if frame is None:
             return None
         name_end = 1 + frame[0]
-        return self._codec.decode(frame[1:name_end].decode(), frame[name_end:])
+        return self._codec.decode(frame[1:name_end].decode(errors="replace"), frame[name_end:])
 
     def close(self) -> None:
         """Close the socket; a blocked `receive` returns."""
@@ -91,14 +99,18 @@ class FramedSocket:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-    def _read(self, count: int) -> bytes | None:
+    def _read(self, count: int, until_s: float | None) -> bytes | None:
         parts = bytearray()
         while len(parts) < count:
+            if until_s is not None:
+                self._socket.settimeout(max(until_s - time.monotonic(), 1e-3))
             try:
-                part = self._socket.recv(count - len(parts))
+                part = self._socket.recv(min(count - len(parts), READ_BYTES))
             except ConnectionResetError:
                 return None
             if not part:
                 return None
             parts += part
+        if until_s is not None:
+            self._socket.settimeout(None)
         return bytes(parts)

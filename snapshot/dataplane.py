@@ -6,10 +6,10 @@ sides prove that they know the job's token (`snapshot.dataplane_auth`). Why:
 `docs/decisions/008-data-plane.md`.
 """
 
-from snapshot.dataplane_auth import TlsFiles
 from snapshot.dataplane_client import Fetched, Wanted, fetch
 from snapshot.dataplane_errors import NotCapturedYetError, OverwrittenError
 from snapshot.dataplane_server import DataPlaneServer
+from snapshot.tls import TlsFiles
 
 __all__ = [
     "DataPlaneServer",

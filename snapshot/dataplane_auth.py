@@ -14,10 +14,7 @@ import hashlib
 import hmac
 import os
 import socket
-import ssl
 import time
-from dataclasses import dataclass
-from pathlib import Path
 
 from reshard.errors import RetryLaterError, UsageError
 from snapshot.dataplane_wire import ProtocolError, receive, send
@@ -28,56 +25,6 @@ HANDSHAKE_S = 2.0
 """How long a caller has to prove itself, and how long a server has to answer."""
 
 _ADMITTED, _REFUSED, _BUSY = b"\0", b"\1", b"\2"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TlsFiles:
-    """PEM files for TLS, the same kind on every host; each side shows its certificate and checks the other's.
-
-    It is checked against `ca`, or without one must be `cert` itself, shared by the whole job. The names in
-    certificates are not looked at: hosts are known by certificate and token, their addresses change.
-    """
-
-    cert: Path
-    key: Path
-    ca: Path | None = None
-
-    def server_context(self) -> ssl.SSLContext:
-        """Return the context of the side that listens. Raises UsageError for files that cannot be used."""
-        return self._context(ssl.PROTOCOL_TLS_SERVER)
-
-    def client_context(self) -> ssl.SSLContext:
-        """Return the context of the side that calls. Raises UsageError for files that cannot be used."""
-        return self._context(ssl.PROTOCOL_TLS_CLIENT)
-
-    def _context(self, protocol: ssl._SSLMethod) -> ssl.SSLContext:
-        context = ssl.SSLContext(protocol)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_REQUIRED
-        try:
-            context.load_cert_chain(self.cert, self.key)
-            context.load_verify_locations(self.ca or self.cert)
-        except OSError as error:
-            names = ", ".join(str(path) for path in (self.cert, self.key, self.ca) if path is not None)
-            raise UsageError(f"TLS files {names} cannot be used: {error}") from error
-        return context
-
-
-def tls_files(cert: Path | None, key: Path | None, ca: Path | None) -> TlsFiles | None:
-    """Return the files as given on a command line, read once to see that they can be used; None for none.
-
-    Raises UsageError when they are not complete or cannot be used.
-    """
-    if cert is None or key is None:
-        if cert is None and key is None and ca is None:
-            return None
-        raise UsageError(
-            "TLS needs a certificate and its key", remedy="Give --tls-cert and --tls-key, or none."
-        )
-    files = TlsFiles(cert=cert.absolute(), key=key.absolute(), ca=None if ca is None else ca.absolute())
-    files.server_context()
-    return files
 
 
 def _proof(token: bytes, side: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:

@@ -16,12 +16,12 @@ from typing import cast
 from reshard.boxes import Box, format_box
 from reshard.errors import MissingShardError, RetryLaterError, UsageError
 from snapshot.checksum import ByteBuffer
-from snapshot.dataplane_auth import TlsFiles
 from snapshot.dataplane_hash import Hasher
 from snapshot.dataplane_parts import Goal
 from snapshot.dataplane_source import Source
 from snapshot.dataplane_wire import parse_address
 from snapshot.dataplane_work import Work
+from snapshot.tls import TlsFiles
 
 LOOK_EVERY_S = 0.05
 

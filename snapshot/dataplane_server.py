@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from reshard.errors import UsageError
 from snapshot.arena import Arena
-from snapshot.dataplane_auth import HANDSHAKE_S, TlsFiles, admit, challenge, refuse, turn_away
+from snapshot.dataplane_auth import HANDSHAKE_S, admit, challenge, refuse, turn_away
 from snapshot.dataplane_find import Finder, Refusal
 from snapshot.dataplane_outlet import Outlet, send_range
 from snapshot.dataplane_slots import SlotCache
@@ -25,6 +25,7 @@ from snapshot.dataplane_wire import (
     HEAD,
     MARK,
     TRAILER,
+    ProtocolError,
     ReadRequest,
     Status,
     error_head,
@@ -33,6 +34,7 @@ from snapshot.dataplane_wire import (
     set_timeout,
     tune,
 )
+from snapshot.tls import TlsFiles
 
 MAX_CALLERS = 64
 MAX_STRANGERS = 32
@@ -47,9 +49,9 @@ class DataPlaneServer:
     """Serves one arena's shards to the agents of the job, from `start` to `close`.
 
     `current_generation` is asked at each request. A caller with an older one is refused; a newer one is
-    served, as it may know of the change before this agent does. `refused` counts wrong tokens and stale
-    generations. Raises UsageError for an empty token or TLS files that cannot be used, OSError when it cannot
-    listen.
+    served, as it may know of the change before this agent does. `refused` counts callers and requests that
+    were refused; `on_refused` is told of each, from any thread, why and whom. Raises UsageError for an empty
+    token or TLS files that cannot be used, OSError when it cannot listen.
     """
 
     def __init__(
@@ -61,11 +63,13 @@ class DataPlaneServer:
         bind_host: str = "127.0.0.1",
         port: int = 0,
         tls: TlsFiles | None = None,
+        on_refused: Callable[[str, str], None] = lambda reason, sender: None,
     ) -> None:
         if not token:
             raise UsageError("the data plane needs the job's token, and it must not be empty")
         self._token = token.encode()
         self._current_generation = current_generation
+        self._on_refused = on_refused
         self._tls = None if tls is None else tls.server_context()
         self._slots = SlotCache(arena)
         self._loopback = is_loopback(bind_host)
@@ -112,15 +116,17 @@ class DataPlaneServer:
     def _accept(self) -> None:
         while not self._closing:
             try:
-                connection, _ = self._listener.accept()
+                connection, sender = self._listener.accept()
             except OSError:
                 if not self._closing:  # out of descriptors, or the caller has gone again
                     time.sleep(ACCEPT_AGAIN_S)
                 continue
-            caller = _Caller(connection, self._serve)
+            caller = _Caller(connection, sender[0], self._serve)
             with self._lock:
                 if len(self._strangers) >= MAX_STRANGERS:
-                    next(iter(self._strangers)).break_off()
+                    oldest = next(iter(self._strangers))
+                    oldest.dropped = True
+                    oldest.break_off()
                 self._strangers[caller] = None
             caller.thread.start()
 
@@ -134,9 +140,12 @@ class DataPlaneServer:
             if self._admit(caller, until_s):
                 set_timeout(caller.connection, IDLE_S)
                 while True:
-                    self._answer(caller.connection, receive_request(caller.connection))
-        except OSError:
-            pass  # it went away, says nothing, or what we do not understand
+                    self._answer(caller, receive_request(caller.connection))
+        except OSError as error:  # it went away, says nothing, or what we do not understand
+            if caller.dropped:
+                self._count_refused("too-many", caller)
+            elif (reason := _refusal_of(error, caller)) is not None:
+                self._count_refused(reason, caller)
         finally:
             with self._lock:
                 self._strangers.pop(caller, None)
@@ -146,7 +155,7 @@ class DataPlaneServer:
     def _admit(self, caller: _Caller, until_s: float) -> bool:
         proof = challenge(caller.connection, self._token, until_s)
         if proof is None:
-            self._count_refused()
+            self._count_refused("wrong-token", caller)
             refuse(caller.connection)
             return False
         with self._lock:
@@ -154,32 +163,35 @@ class DataPlaneServer:
             is_full = len(self._callers) >= MAX_CALLERS
             if not is_full:
                 self._callers[caller] = None
+        caller.proved = True
         if is_full:
+            self._count_refused("too-many", caller)
             turn_away(caller.connection)
         else:
             admit(caller.connection, proof)
         return not is_full
 
-    def _count_refused(self) -> None:
+    def _count_refused(self, reason: str, caller: _Caller) -> None:
         with self._lock:
             self.refused += 1
+        self._on_refused(reason, caller.sender)
 
     # ---- requests ----
 
-    def _answer(self, connection: socket.socket, request: ReadRequest) -> None:
+    def _answer(self, caller: _Caller, request: ReadRequest) -> None:
         slots, rejected = self._slots.open()
         try:
-            self._send_wanted(connection, request, Finder(request, slots, rejected))
+            self._send_wanted(caller, request, Finder(request, slots, rejected))
         finally:
             for slot in slots:
                 slot.close()
 
-    def _send_wanted(self, connection: socket.socket, request: ReadRequest, finder: Finder) -> None:
-        outlet = Outlet(connection)
+    def _send_wanted(self, caller: _Caller, request: ReadRequest, finder: Finder) -> None:
+        outlet = Outlet(caller.connection)
         for want in request.wants:
             current = self._current_generation()
             if request.generation < current:
-                self._count_refused()
+                self._count_refused("stale-generation", caller)
                 text = f"stale generation {request.generation}, the job is at {current}"
                 outlet.put(error_head(Status.STALE, text))
                 break
@@ -198,8 +210,11 @@ class DataPlaneServer:
 class _Caller:
     """A connection and the thread that serves it."""
 
-    def __init__(self, connection: socket.socket, serve: Callable[[_Caller], None]) -> None:
+    def __init__(self, connection: socket.socket, sender: str, serve: Callable[[_Caller], None]) -> None:
         self.connection = connection
+        self.sender = sender
+        self.proved = False
+        self.dropped = False
         self.thread = threading.Thread(target=serve, args=(self,), name="data-plane-caller", daemon=True)
 
     def wrap(self, context: ssl.SSLContext) -> None:
@@ -213,3 +228,14 @@ class _Caller:
         """Wake the thread that waits for a peer; it closes the connection itself."""
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self.connection, socket.SHUT_RDWR)
+
+
+def _refusal_of(error: OSError, caller: _Caller) -> str | None:
+    """Why a connection that ended in this error counts as refused; None: it has gone, or has had its time."""
+    if isinstance(error, ProtocolError):
+        return "bad-message"
+    if isinstance(error, TimeoutError):
+        return None if caller.proved else "too-slow"
+    if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+        return None if caller.proved else "tls"
+    return None

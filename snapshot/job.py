@@ -26,7 +26,7 @@ LOCK_TIMEOUT_S = 2.0
 
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", re.ASCII)
 _OWN_FILE = re.compile(
-    r"((slot|buddy)\d+|stage|journal|pinned)(\.part)?(\.new)?|worker\.pid|agent\.sock", re.ASCII
+    r"((slot|buddy)\d+|stage|journal|pinned)(\.part)?(\.new)?|worker\.pid(\.new)?|agent\.sock", re.ASCII
 )
 _ATTEMPTS = 100
 

@@ -62,14 +62,24 @@ def insufficient(path: Path, needed_bytes: int, available: int) -> InsufficientM
 
 
 def make_directory(path: Path) -> None:
-    """Make `path` (one level) readable by its owner only; an existing directory is kept."""
+    """Make `path` (one level) readable by its owner only; an existing directory of our user is kept, its mode
+    put right. Raises UsageError when something else is there.
+    """
     try:
         path.mkdir(mode=DIRECTORY_MODE)
     except FileExistsError:
-        if path.is_symlink() or not path.is_dir():
+        found = path.lstat()
+        if not stat.S_ISDIR(found.st_mode):
             raise UsageError(
                 f"{path} exists and is not a directory", remedy="Remove it or use another job id."
             ) from None
+        if found.st_uid != os.geteuid():
+            raise UsageError(
+                f"{path} is of another user ({found.st_uid})",
+                remedy="Use another job id, or another directory for snapshots.",
+            ) from None
+        if stat.S_IMODE(found.st_mode) != DIRECTORY_MODE:
+            path.chmod(DIRECTORY_MODE)
 
 
 def open_regular(path: Path, flags: int) -> int:

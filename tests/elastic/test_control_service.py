@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent import futures
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +11,9 @@ import msgspec
 import pytest
 
 from elastic import control_pb2 as pb
-from elastic.control_pb2_grpc import ControlStub, add_ControlServicer_to_server
-from elastic.coordinator import ControlService, Coordinator
+from elastic.control_pb2_grpc import ControlStub
+from elastic.control_server import make_server
+from elastic.coordinator import Coordinator
 from elastic.events import AgentAttached, WorkerState
 from elastic.job import HISTORY_FILE, TOKEN_FILE, JobSpec, load_job, load_token, save_job
 from elastic.protocol import CONTROL_CODEC
@@ -42,11 +42,9 @@ def spec(tmp_path: Path) -> JobSpec:
 @pytest.fixture
 def served(spec: JobSpec) -> Iterator[tuple[Coordinator, ControlStub]]:
     coordinator = Coordinator(spec, "right")
-    server = grpc.server(futures.ThreadPoolExecutor(4))
-    add_ControlServicer_to_server(ControlService(coordinator, "right"), server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    server, address = make_server(coordinator, "right", 2, bind_host="127.0.0.1", tls=None)
     server.start()
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+    with grpc.insecure_channel(address) as channel:
         yield coordinator, ControlStub(channel)
     server.stop(grace=None).wait()
     coordinator.close()
@@ -72,7 +70,12 @@ def test_call_without_the_token_is_refused_and_written_down(
         calls[call](served[1])
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
     records = of_kind(list(read_history(spec.directory / HISTORY_FILE)), MessageRefused)
-    assert [record.reason for record in records] == ["wrong or missing job token"]
+    assert [(record.reason, record.cause) for record in records] == [
+        ("wrong or missing job token", "wrong-token")
+    ]
+    assert records[0].surface == "control"
+    status = msgspec.json.decode(served[0].status())
+    assert status["refused"] == {"control": {"wrong-token": 1}}
 
 
 @pytest.mark.parametrize(
@@ -88,11 +91,12 @@ def test_agent_of_a_slice_that_is_not_its_own_is_refused(
     with pytest.raises(grpc.RpcError) as refused:
         list(served[1].Attach(iter([envelope]), metadata=(("authorization", "Bearer right"),)))
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert msgspec.json.decode(served[0].status())["refused"] == {"control": {"unknown-sender": 1}}
 
 
 def test_job_file_comes_back_as_it_was_and_the_token_is_its_owners_alone(spec: JobSpec) -> None:
     token = save_job(spec)
     assert load_job(spec.directory) == spec
     assert load_token(spec.directory) == token
-    assert (spec.directory / TOKEN_FILE).stat().st_mode & 0o777 == 0o600
+    assert (spec.directory / TOKEN_FILE).stat().st_mode & 0o7777 == 0o600
     assert token not in (spec.directory / "job.json").read_text()

@@ -32,7 +32,9 @@ def test_report_file_has_the_fields_of_schema_1(tmp_path):
     path = write_report(build_report(histories.killed_and_rejoined().records), tmp_path)
     written = json.loads(path.read_text())
     assert path == tmp_path / "report.json"
-    assert set(written) == {"schema", *SHAPE, "goodput", "recoveries", "invariants"}
+    assert set(written) == {
+        *("schema", *SHAPE, "goodput", "recoveries", "invariants", "quarantines", "refused")
+    }
     assert written["schema"] == 1
     for name, fields in SHAPE.items():
         assert list(written[name]) == fields.split(), name

@@ -21,7 +21,8 @@ from snapshot.dataplane import (
     DataPlaneServer,
     TlsFiles,
 )
-from snapshot.dataplane_auth import MAGIC, authenticate, tls_files
+from snapshot.dataplane_auth import MAGIC, authenticate
+from snapshot.tls import tls_files
 
 
 @pytest.mark.parametrize("token", ["", "job-toke", "job-token2", "wrong"])
@@ -121,6 +122,56 @@ def test_garbage_from_an_admitted_caller_ends_its_connection_alone(
             caller.settimeout(10)
             assert caller.recv(1) == b""
     assert get([("w", W_BOX, server.address)])[0] == [data[2]]
+
+
+def test_each_refusal_is_told_with_its_reason_and_sender(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dataplane_server, "HANDSHAKE_S", 0.3)
+    monkeypatch.setattr(dataplane_server, "MAX_STRANGERS", 2)
+    told: list[tuple[str, str]] = []
+    server = DataPlaneServer(
+        arena, TOKEN, lambda: GENERATION, on_refused=lambda *refused: told.append(refused)
+    )
+    server.start()
+    target = ("127.0.0.1", int(server.address.split(":")[1]))
+    with socket.create_connection(target) as stranger:
+        stranger.sendall(os.urandom(200))
+        wait_until(lambda: told == [("bad-message", "127.0.0.1")])
+    with socket.create_connection(target) as stranger:
+        stranger.sendall(MAGIC + bytes(10))  # and no more
+        wait_until(lambda: told[1:] == [("too-slow", "127.0.0.1")])
+    monkeypatch.setattr(dataplane_server, "HANDSHAKE_S", 50.0)
+    with socket.create_connection(target) as gone:
+        gone.recv(1)
+    with pytest.raises(UsageError):
+        get([("w", W_BOX, server.address)], token="wrong")
+    wait_until(lambda: len(told) == 3)
+    silent = [socket.create_connection(target) for _ in range(3)]
+    wait_until(lambda: len(told) == 4)
+    assert [reason for reason, _ in told[2:]] == ["wrong-token", "too-many"]
+    assert server.refused == 4
+    for each in silent:
+        each.close()
+    server.close()
+
+
+def test_stranger_with_tls_that_is_none_is_told(
+    arena: Arena, certificates: dict[str, TlsFiles], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reasons: list[str] = []
+    server = DataPlaneServer(
+        arena,
+        TOKEN,
+        lambda: GENERATION,
+        tls=certificates["shared"],
+        on_refused=lambda reason, sender: reasons.append(reason),
+    )
+    server.start()
+    with socket.create_connection(("127.0.0.1", int(server.address.split(":")[1]))) as stranger:
+        stranger.sendall(os.urandom(200))
+        wait_until(lambda: reasons == ["tls"])
+    server.close()
 
 
 def test_callers_beyond_the_bound_are_served_later(
