@@ -45,12 +45,14 @@ from elastic.events import (
     ResetHost,
     SharePersisted,
     Shutdown,
+    StacksTaken,
     Stage,
     Staged,
     StagePersisted,
     StartWorker,
     StepFailed,
     StopAfter,
+    TakeStacks,
     WorkerFailed,
     WorkerLost,
     WorkerReady,
@@ -371,7 +373,7 @@ class Agent:
         elif isinstance(message, StateDescribed):
             if self._persister is not None:
                 self._persister.describe(message.tree)
-        elif isinstance(message, WorkerFailed | StepFailed | LeftWorld | PreemptionNotice):
+        elif isinstance(message, WorkerFailed | StepFailed | StacksTaken | LeftWorld | PreemptionNotice):
             self._failure_told = self._failure_told or isinstance(message, WorkerFailed)
             self._send(message)
 
@@ -461,7 +463,7 @@ class Agent:
             self._to_worker(EnterWorld(world=command.world))
         elif isinstance(command, Peers):
             self._pull.addresses = command.addresses
-        elif isinstance(command, StopAfter | AuditAfter):
+        elif isinstance(command, StopAfter | AuditAfter | TakeStacks):
             self._to_worker(command)
         elif isinstance(command, Stage):
             self._tasks.stage(command, lambda: self.generation, self._inbox.put)

@@ -23,13 +23,15 @@ from elastic.events import (
     LaidOut,
     LeftWorld,
     PreemptionNotice,
+    StacksTaken,
     StepFailed,
     StopAfter,
+    TakeStacks,
     WorkerFailed,
     WorldSpec,
     host_of,
 )
-from elastic.job import JobSpec
+from elastic.job import WORKER_HEARTBEAT_S, JobSpec
 from elastic.ports import JobOver, Room
 from elastic.protocol import (
     WORKER_CODEC,
@@ -48,13 +50,13 @@ from elastic.protocol import (
 )
 from elastic.wire import FramedSocket, WireError
 from elastic.worker_process import LEASE_EXIT_STATUS
+from elastic.worker_stacks import locate_thread, take_stacks
 from reshard.errors import ElasticError, InsufficientMemoryError, RetryLaterError, UsageError
 from reshard.ids import HostId
 from reshard.layout import Layout
 from snapshot.arena import Arena
 from snapshot.persist_tree import TreeDescription
 
-HEARTBEAT_S = 1.0
 UNBLOCK_EVERY_S = 0.01
 RECONNECT_EVERY_S = 0.05
 COMMITS_TOLD_AGAIN = 8
@@ -245,9 +247,9 @@ class AgentLink:
         self._tell_held()
         self._tell(LoopEnded(generation=generation, step=step))
 
-    def step_failed(self, generation: int, error: str) -> None:
-        """Tell that a step failed in a way that a lost peer may explain."""
-        self._tell(StepFailed(slice_index=self._slice, generation=generation, error=error))
+    def step_failed(self, generation: int, error: str, devices: str | None = None) -> None:
+        """Tell that a step failed in a way that a lost peer may explain; see `Link`."""
+        self._tell(StepFailed(slice_index=self._slice, generation=generation, error=error, devices=devices))
 
     def user_failed(self, error: str, exit_status: int) -> None:
         """Tell that the user's code raised."""
@@ -276,7 +278,7 @@ class AgentLink:
         with self._told:
             if isinstance(message, WorkerCommitted):
                 self._commits.append(message)
-            elif not isinstance(message, Heartbeat | Captured):
+            elif not isinstance(message, Heartbeat | Captured | StacksTaken):
                 self._said[type(message)] = message
             connection = self._connection
         try:
@@ -332,6 +334,9 @@ class AgentLink:
 
     def _take(self, message: object) -> None:
         self._heard_s = time.monotonic()
+        if isinstance(message, TakeStacks):
+            self._take_stacks(message.generation)
+            return
         with self._changed:
             if isinstance(message, EnterWorld):
                 self._next_world = message.world
@@ -360,6 +365,18 @@ class AgentLink:
         if must_leave and is_out:
             self._tell(Unwound(generation=self._fenced_below))
 
+    def _take_stacks(self, generation: int) -> None:
+        path = self._spec.directory / "logs" / f"worker-{self._slice}.stacks"
+        main_id = threading.main_thread().ident or 0
+        try:
+            in_script, where = take_stacks(path, main_id)
+        except OSError as error:  # no room for the file: where we are is told all the same
+            in_script, where = locate_thread(main_id)
+            where = f"{where}; its stacks could not be written: {error}"
+        self._tell(
+            StacksTaken(slice_index=self._slice, generation=generation, in_script=in_script, where=where)
+        )
+
     def _get_out(self) -> None:
         """Unblock the main thread, again and again: it may only now be entering the collective."""
         while self._inside:
@@ -373,4 +390,4 @@ class AgentLink:
                 os._exit(
                     LEASE_EXIT_STATUS
                 )  # the agent hangs: somebody else may go on without this slice by now
-            time.sleep(HEARTBEAT_S)
+            time.sleep(WORKER_HEARTBEAT_S)

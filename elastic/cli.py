@@ -154,6 +154,7 @@ def _config(
     audit_every: int,
     count_writes: bool,
     wait_s: float,
+    hang_after_s: float | None,
     persists: bool,
 ) -> Config:
     from elastic.state import Config, Timing
@@ -168,7 +169,7 @@ def _config(
         persists=persists,
         audit_every=audit_every,
         count_writes=count_writes,
-        timing=Timing(wait_s=wait_s),
+        timing=Timing(wait_s=wait_s, hang_after_s=hang_after_s),
     )
 
 

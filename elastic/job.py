@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from elastic.bounds import check_order
 from elastic.cadence import EVERY_STEP, Cadence
 from elastic.events import host_of
 from elastic.state import Config
@@ -26,6 +27,9 @@ TOKEN_FILE = "token"
 LOCK_FILE = ".lock"
 HISTORY_FILE = "events.jsonl"
 COORDINATOR_FILE = "coordinator.json"
+
+WORKER_HEARTBEAT_S = 1.0
+"""How often a worker's link tells its agent that the process lives."""
 
 ENV_DIRECTORY = "ELASTIC_DIR"
 ENV_SLICE = "ELASTIC_SLICE"
@@ -91,10 +95,24 @@ class JobSpec:
     """How long a worker goes on without an agent."""
 
     def __post_init__(self) -> None:
-        if not self.heartbeat_s < self.agent_dead_s < self.lease_s:
+        timing = self.config.timing
+        check_order(
+            heartbeat_s=self.heartbeat_s,
+            agent_dead_s=self.agent_dead_s,
+            suspect_s=timing.suspect_s,
+            join_s=timing.join_s,
+        )
+        check_order(worker_stopped_s=self.worker_stopped_s, suspect_s=timing.suspect_s)
+        check_order(
+            worker_heartbeat_s=WORKER_HEARTBEAT_S,
+            worker_silent_s=self.worker_silent_s,
+            lease_s=self.lease_s,
+        )
+        if self.lease_s > timing.lease_s:
             raise UsageError(
-                f"bounds in the wrong order: heartbeat_s {self.heartbeat_s}"
-                f" < agent_dead_s {self.agent_dead_s} < lease_s {self.lease_s}"
+                f"two worlds could train: workers go on alone for lease_s ({self.lease_s:g} s), the machine"
+                f" waits for {timing.lease_s:g} s",
+                remedy="Give Timing.lease_s at least the job's.",
             )
 
     @property

@@ -16,8 +16,10 @@ from elastic.events import (
     LaidOut,
     LeftWorld,
     PreemptionNotice,
+    StacksTaken,
     StepFailed,
     StopAfter,
+    TakeStacks,
     WorkerFailed,
     WorldSpec,
 )
@@ -171,6 +173,7 @@ WORKER_CODEC = Codec(
         Captured,
         LeftWorld,
         StepFailed,
+        StacksTaken,
         WorkerFailed,
         PreemptionNotice,
         Reserved,
@@ -180,6 +183,7 @@ WORKER_CODEC = Codec(
         Fence,
         StopAfter,
         AuditAfter,
+        TakeStacks,
     )
 )
 CONTROL_CODEC = Codec((*get_args(AgentEvent), *get_args(AgentCommand), Heartbeat, StepTold, FaultInjected))
