@@ -39,7 +39,7 @@ def look_for_hang(turn: Turn) -> None:
         if watch.is_overdue(now_s, floor_s, first_step_s):
             _ask(turn)
     elif watch.is_answered(state.world, now_s):
-        _judge(turn, watch.bound_s(floor_s, first_step_s))
+        _judge(turn, watch.bound_s(floor_s, first_step_s, ALL_WAIT))
 
 
 def _are_all_there(turn: Turn) -> bool:
@@ -57,7 +57,7 @@ def _ask(turn: Turn) -> None:
         turn.send(TakeStacks(slice_index=index, generation=turn.state.generation))
 
 
-def _judge(turn: Turn, bound_s: float) -> None:
+def _judge(turn: Turn, all_wait_s: float) -> None:
     watch, verdict = turn.state.watch.judge(turn.state.world)
     turn.change(watch=watch)
     waited_s = turn.now.mono_s - watch.progress_s
@@ -67,7 +67,7 @@ def _judge(turn: Turn, bound_s: float) -> None:
         # An evaluation or a save of all: no slice keeps another waiting, so there is nothing to recover.
         _tell(turn, waited_s)
         turn.change(watch=watch.patient(2.0 * watch.patience))
-    elif verdict == "all arrived" and waited_s >= ALL_WAIT * bound_s:
+    elif verdict == "all arrived" and waited_s >= all_wait_s:
         _try_once_more(turn, waited_s)
     elif verdict == "all arrived":
         _tell(turn, waited_s)
@@ -90,12 +90,12 @@ def _end_missing(turn: Turn, waited_s: float) -> None:
     missing = watch.missing or ()
     for index in missing:
         cause = (
-            f"it hung in step {step} ({watch.where(index)}) for {waited_s:.1f} s;"
+            f"it hung, {watch.where(index)}, while the others waited {waited_s:.1f} s for step {step};"
             f" its stacks are in {STACKS.format(index)}"
         )
         turn.change(last_cause=f"slice {index}: {cause}")
         turn.write_loss(index, cause, DETECTOR, turn.now.unix_s - waited_s)
-        turn.end_worker(index, f"it hung in step {step}")
+        turn.end_worker(index, cause)
     shrink(turn, missing)
 
 

@@ -74,18 +74,20 @@ class StepWatch:
             intervals_s=self.intervals_s,
         )
 
-    def bound_s(self, floor_s: float, first_step_s: float) -> float:
-        """How long the world may go without a commit. Its first step may compile: `first_step_s` at least."""
+    def bound_s(self, floor_s: float, first_step_s: float, patience: float = 1.0) -> float:
+        """How long the world may go without a commit, times `patience`. Its first step may compile:
+        `first_step_s` at least.
+        """
         learned_s = 0.0
         if self.intervals_s:
             median_s = statistics.median(self.intervals_s)
             learned_s = max(MEDIANS * median_s, LONGEST * max(self.intervals_s))
-        return max(floor_s, learned_s, 0.0 if self.num_committed else first_step_s)
+        return max(patience * max(floor_s, learned_s), 0.0 if self.num_committed else first_step_s)
 
     def is_overdue(self, now_s: float, floor_s: float, first_step_s: float) -> bool:
         """Whether it is time to look where the workers are."""
         waited_s = now_s - self.progress_s
-        return waited_s >= floor_s and waited_s >= self.patience * self.bound_s(floor_s, first_step_s)
+        return waited_s >= floor_s and waited_s >= self.bound_s(floor_s, first_step_s, self.patience)
 
     # ---- looking ----
 
