@@ -78,7 +78,7 @@ from elastic.protocol import (
     WorldRebuilt,
 )
 from elastic.wire import FramedSocket
-from elastic.worker_process import WorkerExit, WorkerProcess
+from elastic.worker_process import WorkerExit, WorkerProcess, start_time
 from elastic.worker_socket import WorkerSocket
 from reshard.errors import ElasticError, InsufficientMemoryError
 from snapshot.arena import Arena
@@ -177,7 +177,7 @@ class Agent:
             left = msgspec.json.decode((self._arena.directory / PID_FILE).read_bytes(), type=dict[str, int])
         except (OSError, msgspec.MsgspecError):
             return
-        if _start_time(left["pid"]) != left["start_time"]:
+        if start_time(left["pid"]) != left["start_time"]:
             return
         self._worker = WorkerProcess.adopt(left["pid"], self._inbox.put)
         # Whether it is in a world it says itself when it connects; it tries for `lease_s`.
@@ -510,7 +510,7 @@ class Agent:
         self._worker_state = WorkerState.STARTING
         self._heard_s = time.monotonic()
         (self._arena.directory / PID_FILE).write_bytes(
-            msgspec.json.encode({"pid": self._worker.pid, "start_time": _start_time(self._worker.pid)})
+            msgspec.json.encode({"pid": self._worker.pid, "start_time": start_time(self._worker.pid)})
         )
 
     def _end_quietly(self, why: str) -> None:
@@ -531,16 +531,6 @@ class Agent:
         self._over = self._worker is None or self._worker_state is WorkerState.STARTING
         if not completed:
             self._end_by_s = time.monotonic() + FAILED_GRACE_S
-
-
-def _start_time(pid: int) -> int:
-    """When a process started, in clock ticks since boot; -1 if there is none. With the pid it names one
-    process for good.
-    """
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, IndexError):
-        return -1
 
 
 def main() -> int:

@@ -50,7 +50,7 @@ from elastic.protocol import (
 )
 from elastic.wire import FramedSocket, WireError
 from elastic.worker_process import LEASE_EXIT_STATUS
-from elastic.worker_stacks import locate_thread, take_stacks
+from elastic.worker_stacks import report_stacks
 from reshard.errors import ElasticError, InsufficientMemoryError, RetryLaterError, UsageError
 from reshard.ids import HostId
 from reshard.layout import Layout
@@ -335,7 +335,7 @@ class AgentLink:
     def _take(self, message: object) -> None:
         self._heard_s = time.monotonic()
         if isinstance(message, TakeStacks):
-            self._take_stacks(message.generation)
+            self._tell(report_stacks(self._spec.directory, self._slice, message.generation))
             return
         with self._changed:
             if isinstance(message, EnterWorld):
@@ -364,18 +364,6 @@ class AgentLink:
                 self._rescue.start()
         if must_leave and is_out:
             self._tell(Unwound(generation=self._fenced_below))
-
-    def _take_stacks(self, generation: int) -> None:
-        path = self._spec.directory / "logs" / f"worker-{self._slice}.stacks"
-        main_id = threading.main_thread().ident or 0
-        try:
-            in_script, where = take_stacks(path, main_id)
-        except OSError as error:  # no room for the file: where we are is told all the same
-            in_script, where = locate_thread(main_id)
-            where = f"{where}; its stacks could not be written: {error}"
-        self._tell(
-            StacksTaken(slice_index=self._slice, generation=generation, in_script=in_script, where=where)
-        )
 
     def _get_out(self) -> None:
         """Unblock the main thread, again and again: it may only now be entering the collective."""

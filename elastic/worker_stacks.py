@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import faulthandler
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+
+from elastic.detector_events import StacksTaken
 
 RUNTIME = frozenset({"jax", "jaxlib", "elastic", "snapshot", "reshard", "controller_adapter"})
 """Packages in which a thread waits for others: the compiled step runs below them."""
@@ -64,6 +67,17 @@ def take_stacks(path: Path, thread_id: int) -> tuple[bool, str]:
         file.flush()
         faulthandler.dump_traceback(file, all_threads=True)
     return found
+
+
+def report_stacks(directory: Path, slice_index: int, generation: int) -> StacksTaken:
+    """Take this process's stacks into the run's `logs/worker-N.stacks`; tells where its main thread is."""
+    main_id = threading.main_thread().ident or 0
+    try:
+        in_script, where = take_stacks(directory / "logs" / f"worker-{slice_index}.stacks", main_id)
+    except OSError as error:  # no room for the file: where we are is told all the same
+        in_script, where = locate_thread(main_id)
+        where = f"{where}; its stacks could not be written: {error}"
+    return StacksTaken(slice_index=slice_index, generation=generation, in_script=in_script, where=where)
 
 
 def _stack_of(thread_id: int) -> Iterator[Place]:
