@@ -24,7 +24,7 @@ class Timing:
     """The least time without a committed step before workers are asked where they are; None: never. The bound
     learned from the run's steps may be longer (`elastic.step_watch`)."""
     first_step_s: float = 600.0
-    """The same for the first step of a world, which may have to be compiled."""
+    """The same for the first step of a world, which may have to be compiled, if it is more."""
     unwind_s: float = 2.0
     """How long a survivor may take to leave a broken world before it is ended and started again."""
     stage_s: float = 120.0
@@ -51,4 +51,3 @@ class Timing:
         check_order(agent_grace_s=self.agent_grace_s, lease_s=self.lease_s)
         if self.hang_after_s is not None:
             check_order(suspect_s=self.suspect_s, hang_after_s=self.hang_after_s)
-            check_order(hang_after_s=self.hang_after_s, first_step_s=self.first_step_s)
