@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from elastic.agent_beat import Beat
 from elastic.agent_buddies import AgentPull, BuddyKeeper
 from elastic.agent_persist import Persister
 from elastic.agent_stream import CoordinatorStream, StreamLost
@@ -46,12 +47,14 @@ from elastic.events import (
     ResetHost,
     SharePersisted,
     Shutdown,
+    StacksTaken,
     Stage,
     Staged,
     StagePersisted,
     StartWorker,
     StepFailed,
     StopAfter,
+    TakeStacks,
     WorkerFailed,
     WorkerLost,
     WorkerReady,
@@ -152,7 +155,7 @@ class Agent:
         self._over = False
         self._said: dict[type[Any], Any] = {}
         self._end_by_s: float | None = None
-        self._next_beat_s = 0.0
+        self._beat = Beat(self._send_beat, spec.heartbeat_s, spec.agent_stuck_s)
         self._next_life_s = 0.0
 
     # ---- life ----
@@ -163,7 +166,9 @@ class Agent:
         signal.signal(signal.SIGTERM, lambda *_: self._inbox.put(LeashCut()))
         self._adopt()
         self._attach()
+        self._beat.start()
         while not self._over:
+            self._beat.turned()
             try:
                 item = self._inbox.get(timeout=LOOK_EVERY_S)
             except queue.Empty:
@@ -216,12 +221,16 @@ class Agent:
             self._said[type(event)] = event
         self._stream.send(self.generation, event)
 
+    def _send_beat(self) -> None:
+        self._stream.send(self.generation, Heartbeat(unix_s=time.time()))
+
     def _to_worker(self, message: Any) -> None:
         if self._connection is not None:
             with contextlib.suppress(OSError):  # its end is noticed through the pidfd
                 self._connection.send(message)
 
     def _close(self) -> None:
+        self._beat.close()
         self._buddies.close()
         if self._persister is not None:
             self._persister.cancel()
@@ -258,14 +267,11 @@ class Agent:
         now_s = time.monotonic()
         if self._end_by_s is not None and now_s >= self._end_by_s:
             self._over = True
-        if now_s >= self._next_beat_s:
-            self._next_beat_s = now_s + self._spec.heartbeat_s
-            self._stream.send(self.generation, Heartbeat(unix_s=time.time()))
-            for told in self._refused.take() if self._stream.is_attached else ():
-                self._stream.send(self.generation, told)
         if now_s >= self._next_life_s:
             self._next_life_s = now_s + LIFE_EVERY_S
             self._to_worker(Heartbeat(unix_s=time.time()))
+            for told in self._refused.take() if self._stream.is_attached else ():
+                self._stream.send(self.generation, told)
         if self._worker is None or self._ending or self._stream.job_ended:
             return
         if self._stream.is_silent_for(self._spec.lease_s):
@@ -381,7 +387,7 @@ class Agent:
         elif isinstance(message, StateDescribed):
             if self._persister is not None:
                 self._persister.describe(message.tree)
-        elif isinstance(message, WorkerFailed | StepFailed | LeftWorld | PreemptionNotice):
+        elif isinstance(message, WorkerFailed | StepFailed | StacksTaken | LeftWorld | PreemptionNotice):
             self._failure_told = self._failure_told or isinstance(message, WorkerFailed)
             self._send(message)
 
@@ -471,7 +477,7 @@ class Agent:
             self._to_worker(EnterWorld(world=command.world))
         elif isinstance(command, Peers):
             self._pull.addresses = command.addresses
-        elif isinstance(command, StopAfter | AuditAfter):
+        elif isinstance(command, StopAfter | AuditAfter | TakeStacks):
             self._to_worker(command)
         elif isinstance(command, Stage):
             self._tasks.stage(command, lambda: self.generation, self._inbox.put)

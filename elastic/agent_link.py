@@ -23,13 +23,15 @@ from elastic.events import (
     LaidOut,
     LeftWorld,
     PreemptionNotice,
+    StacksTaken,
     StepFailed,
     StopAfter,
+    TakeStacks,
     WorkerFailed,
     WorldSpec,
     host_of,
 )
-from elastic.job import JobSpec
+from elastic.job import WORKER_HEARTBEAT_S, JobSpec
 from elastic.ports import JobOver, Room
 from elastic.protocol import (
     WORKER_CODEC,
@@ -48,13 +50,13 @@ from elastic.protocol import (
 )
 from elastic.wire import FramedSocket, WireError
 from elastic.worker_process import LEASE_EXIT_STATUS
+from elastic.worker_stacks import report_stacks
 from reshard.errors import ElasticError, InsufficientMemoryError, RetryLaterError, UsageError
 from reshard.ids import HostId
 from reshard.layout import Layout
 from snapshot.arena import Arena
 from snapshot.persist_tree import TreeDescription
 
-HEARTBEAT_S = 1.0
 UNBLOCK_EVERY_S = 0.01
 RECONNECT_EVERY_S = 0.05
 COMMITS_TOLD_AGAIN = 8
@@ -245,9 +247,9 @@ class AgentLink:
         self._tell_held()
         self._tell(LoopEnded(generation=generation, step=step))
 
-    def step_failed(self, generation: int, error: str) -> None:
-        """Tell that a step failed in a way that a lost peer may explain."""
-        self._tell(StepFailed(slice_index=self._slice, generation=generation, error=error))
+    def step_failed(self, generation: int, error: str, devices: str | None = None) -> None:
+        """Tell that a step failed in a way that a lost peer may explain; see `Link`."""
+        self._tell(StepFailed(slice_index=self._slice, generation=generation, error=error, devices=devices))
 
     def user_failed(self, error: str, exit_status: int) -> None:
         """Tell that the user's code raised."""
@@ -276,7 +278,7 @@ class AgentLink:
         with self._told:
             if isinstance(message, WorkerCommitted):
                 self._commits.append(message)
-            elif not isinstance(message, Heartbeat | Captured):
+            elif not isinstance(message, Heartbeat | Captured | StacksTaken):
                 self._said[type(message)] = message
             connection = self._connection
         try:
@@ -332,6 +334,9 @@ class AgentLink:
 
     def _take(self, message: object) -> None:
         self._heard_s = time.monotonic()
+        if isinstance(message, TakeStacks):
+            self._tell(report_stacks(self._spec.directory, self._slice, message.generation))
+            return
         with self._changed:
             if isinstance(message, EnterWorld):
                 self._next_world = message.world
@@ -373,4 +378,4 @@ class AgentLink:
                 os._exit(
                     LEASE_EXIT_STATUS
                 )  # the agent hangs: somebody else may go on without this slice by now
-            time.sleep(HEARTBEAT_S)
+            time.sleep(WORKER_HEARTBEAT_S)

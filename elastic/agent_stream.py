@@ -49,8 +49,8 @@ class CoordinatorStream:
         """
         self.close()
         outbox: queue.SimpleQueue[pb.Envelope | None] = queue.SimpleQueue()
+        outbox.put(self._envelope(generation, first))  # before anything that another thread sends
         self._outbox = outbox
-        self.send(generation, first)
         self._channel = open_channel(self._place(), self._spec.tls, max_reply_bytes=-1)
         replies = ControlStub(self._channel).Attach(
             _drain(outbox), metadata=self._metadata, wait_for_ready=True
@@ -62,9 +62,11 @@ class CoordinatorStream:
         """Send one event; it is dropped if the stream is broken (what matters is told again when
         attaching).
         """
+        self._outbox.put(self._envelope(generation, event))
+
+    def _envelope(self, generation: int, event: Any) -> pb.Envelope:
         name, body = CONTROL_CODEC.encode(event)
-        envelope = pb.Envelope(generation=generation, slice_index=self._slice, kind=name, body=body)
-        self._outbox.put(envelope)
+        return pb.Envelope(generation=generation, slice_index=self._slice, kind=name, body=body)
 
     def is_silent_for(self, lease_s: float) -> bool:
         """Whether nothing was heard from the coordinator for so long."""

@@ -155,6 +155,7 @@ def _config(
     count_writes: bool,
     quarantine_s: float,
     wait_s: float,
+    hang_after_s: float | None,
     persists: bool,
 ) -> Config:
     from elastic.quarantine import Flapping
@@ -170,7 +171,7 @@ def _config(
         persists=persists,
         audit_every=audit_every,
         count_writes=count_writes,
-        timing=Timing(wait_s=wait_s),
+        timing=Timing(wait_s=wait_s, hang_after_s=hang_after_s),
         flapping=Flapping(base_s=quarantine_s),
     )
 

@@ -42,6 +42,21 @@ class NeverOrSteps(click.ParamType[int | None]):
         return int(value)
 
 
+class NeverOrSeconds(click.ParamType[float | None]):
+    """A time in seconds, or `never`."""
+
+    name = "seconds|never"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | None:
+        """Return the seconds, None for `never`."""
+        if str(value) == "never":
+            return None
+        try:
+            return float(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither a number of seconds nor 'never'", param, ctx)
+
+
 class CadenceParam(click.ParamType["Cadence"]):
     """How often to take snapshots: see `elastic.cadence.parse_cadence`."""
 
@@ -122,6 +137,13 @@ _JOB_OPTIONS = (
         default=60.0,
         show_default=True,
         help="How long to wait below --min-slices.",
+    ),
+    click.option(
+        "--hang-after-s",
+        type=NeverOrSeconds(),
+        default=30.0,
+        show_default=True,
+        help="No step for so long (and longer than steps take): end the slices that hang; or 'never'.",
     ),
     click.option(
         "--shm-dir",

@@ -255,6 +255,7 @@ class Coordinator:
                     generation=record.generation,
                     step=record.step,
                     checksums=event.checksums,
+                    compile_s=record.compile_s,
                 )
             )
         elif getattr(event, "slice_index", sender) != sender and sender >= 0:

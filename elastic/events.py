@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+from elastic.detector_events import StacksTaken as StacksTaken
+from elastic.detector_events import StepFailed as StepFailed
+from elastic.detector_events import TakeStacks as TakeStacks
 from elastic.records import Record
 from reshard.batch_sizes import NewSteps
 from reshard.boxes import Box
@@ -134,15 +137,6 @@ class WorkerLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepFailed:
-    """A step raised an error that may come from a lost peer."""
-
-    slice_index: int
-    generation: int
-    error: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFailed:
     """The user's code raised: not a loss. The job must stop with this message, and exit with this status."""
 
@@ -196,12 +190,15 @@ class Rebuilt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
-    """A worker's commit saw the outputs of a step ready. `checksums` of its capture, as in Captured."""
+    """A worker's commit saw the outputs of a step ready. `checksums` of its capture, as in Captured;
+    `compile_s` is what the step spent in compiling.
+    """
 
     slice_index: int
     generation: int
     step: int
     checksums: bytes = b""
+    compile_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,6 +323,7 @@ AgentEvent = (
     | WorkerReady
     | WorkerLost
     | StepFailed
+    | StacksTaken
     | WorkerFailed
     | PreemptionNotice
     | Fenced
@@ -529,6 +527,7 @@ AgentCommand = (
     | PersistSettled
     | Peers
     | AuditAfter
+    | TakeStacks
     | Assign
     | ComputeDigest
     | ResetHost

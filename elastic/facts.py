@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from elastic import moves_persist, quarantine
+from elastic import moves_hang, moves_persist, quarantine
 from elastic.events import (
     AgentAttached,
     AgentLost,
@@ -25,6 +25,7 @@ from elastic.events import (
     ResetHost,
     ServiceReady,
     SharePersisted,
+    StacksTaken,
     Staged,
     StepFailed,
     WorkerFailed,
@@ -44,6 +45,7 @@ from elastic.turn import Turn
 
 _OF_THIS_GENERATION = (
     StepFailed,
+    StacksTaken,
     Fenced,
     Staged,
     Rebuilt,
@@ -237,6 +239,7 @@ def _rebuilt(turn: Turn, event: Rebuilt) -> None:
 def _committed(turn: Turn, event: Committed) -> None:
     if turn.state.rehearsing:
         return
+    moves_hang.note_commit(turn, event)
     if event.checksums and event.generation == turn.state.generation:
         index, generation = event.slice_index, event.generation
         note_checksums(
@@ -306,4 +309,5 @@ _OBSERVERS: dict[type[Any], Callable[[Turn, Any], None]] = {
     SharePersisted: moves_persist.observe_share,
     Persisted: moves_persist.observe_persisted,
     PersistedFound: moves_persist.observe_found,
+    StacksTaken: moves_hang.note_stacks,
 }

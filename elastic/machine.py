@@ -3,14 +3,14 @@
 Each event first becomes a fact about a member (`elastic.facts`), in whatever phase; then the table says what
 the phase does about it. A loss in any phase starts the next generation from what survives. The
 `elastic.moves_*` modules hold what the machine does; they import each other one way: `restore` → `run` →
-`fence` → `decide` → `end` → `audit`.
+`hang`, `suspect` → `fence` → `decide` → `end` → `audit`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from elastic import facts, moves_audit, moves_end, moves_fence, moves_restore, moves_run
+from elastic import facts, moves_audit, moves_end, moves_fence, moves_restore, moves_run, moves_suspect
 from elastic.events import (
     AgentAttached,
     AgentLost,
@@ -30,6 +30,7 @@ from elastic.events import (
     Rebuilt,
     ServiceReady,
     SharePersisted,
+    StacksTaken,
     Staged,
     StepFailed,
     StopRequested,
@@ -56,7 +57,13 @@ def advance(turn: Turn, event: Event) -> None:
 def suspect(turn: Turn, event: Event) -> None:
     """A step failed; a loss should explain it soon."""
     assert isinstance(event, StepFailed)
-    moves_run.suspect(turn, event)
+    moves_suspect.suspect(turn, event)
+
+
+def hear_probe(turn: Turn, event: Event) -> None:
+    """Another slice's step failed as well, or a probe has found how a slice's devices are."""
+    assert isinstance(event, StepFailed)
+    moves_suspect.hear(turn, event)
 
 
 def count_commit(turn: Turn, event: Event) -> None:
@@ -94,6 +101,7 @@ EVENTS: tuple[type[Event], ...] = (
     WorkerReady,
     WorkerLost,
     StepFailed,
+    StacksTaken,
     WorkerFailed,
     PreemptionNotice,
     Fenced,
@@ -119,6 +127,7 @@ _ALWAYS: dict[type[Event], Reaction] = {
     WorkerReady: advance,
     WorkerLost: advance,
     StepFailed: ignore,
+    StacksTaken: ignore,
     WorkerFailed: fail,
     PreemptionNotice: ignore,
     Fenced: ignore,
@@ -145,6 +154,7 @@ TABLE: dict[Phase, dict[type[Event], Reaction]] = {
     Phase.RUNNING: _ALWAYS
     | {
         StepFailed: suspect,
+        StacksTaken: advance,
         PreemptionNotice: advance,
         Committed: count_commit,
         Captured: order_audit,
@@ -154,7 +164,7 @@ TABLE: dict[Phase, dict[type[Event], Reaction]] = {
         SharePersisted: advance,
         Persisted: advance,
     },
-    Phase.SUSPECT: _ALWAYS,
+    Phase.SUSPECT: _ALWAYS | {StepFailed: hear_probe},
     Phase.FENCING: _ALWAYS | {Fenced: advance},
     Phase.PLANNING: _ALWAYS | {ServiceReady: advance},
     Phase.RESTORING: _ALWAYS | {Staged: advance, ServiceReady: advance},
@@ -168,6 +178,7 @@ TABLE: dict[Phase, dict[type[Event], Reaction]] = {
     Phase.REPLAYING: _ALWAYS
     | {
         StepFailed: suspect,
+        StacksTaken: advance,
         Committed: count_commit,
         Captured: order_audit,
         LeftWorld: advance,
@@ -182,7 +193,7 @@ TABLE: dict[Phase, dict[type[Event], Reaction]] = {
 _ADVANCE: dict[Phase, Callable[[Turn], None]] = {
     Phase.WAITING: moves_run.advance_waiting,
     Phase.RUNNING: moves_run.advance_running,
-    Phase.SUSPECT: moves_run.advance_suspect,
+    Phase.SUSPECT: moves_suspect.advance_suspect,
     Phase.FENCING: moves_fence.advance_fencing,
     Phase.PLANNING: moves_restore.advance_planning,
     Phase.RESTORING: moves_restore.advance_restoring,

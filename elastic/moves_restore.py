@@ -7,6 +7,7 @@ from elastic.events import Assign, Event, LaidOut, Phase, WorkerState, WorldSpec
 from elastic.moves_decide import digest
 from elastic.moves_end import fail
 from elastic.moves_fence import fence, shrink
+from elastic.moves_hang import look_for_hang
 from elastic.moves_persist import refuse
 from elastic.moves_run import finish
 from elastic.turn import Turn
@@ -143,3 +144,5 @@ def advance_replaying(turn: Turn) -> None:
     elif state.newest_committed > state.newest_before:
         turn.change(stage_failures=0)
         turn.enter(Phase.RUNNING)
+    else:
+        look_for_hang(turn)

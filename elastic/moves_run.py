@@ -1,12 +1,13 @@
-"""While a job waits for members or its world runs: joins, leaves, suspicion, the end of training."""
+"""While a job waits for members or its world runs: joins, leaves, the end of training."""
 
 from __future__ import annotations
 
 from elastic.choose import choose_persisted, choose_restore
-from elastic.events import Phase, StepFailed, StopAfter, WorkerState, host_of
+from elastic.events import StopAfter, WorkerState, host_of
 from elastic.moves_decide import digest
 from elastic.moves_end import complete, describe_state_left, fail
 from elastic.moves_fence import fence, name_slices, shrink
+from elastic.moves_hang import look_for_hang
 from elastic.moves_persist import give_up_late
 from elastic.turn import Turn
 
@@ -97,6 +98,8 @@ def advance_running(turn: Turn) -> None:
     going = [index for index in state.world if state.member(index).leaving]
     if (coming or going) and not any(state.member(index).finished for index in state.world):
         _ask_for_boundary(turn)
+        return
+    look_for_hang(turn)
 
 
 def _ask_for_boundary(turn: Turn) -> None:
@@ -120,33 +123,6 @@ def _advance_joining(turn: Turn) -> None:
         # They stop after one and the same step: who is not there soon has missed the word and is in the next.
         soon_s = turn.now.mono_s + state.config.timing.suspect_s
         turn.change(deadline_s=min(state.deadline_s, soon_s))
-
-
-# ---- a step failed -----------------------------------------------------------------------------------------
-
-
-def suspect(turn: Turn, event: StepFailed) -> None:
-    """A step failed: if somebody is known to be gone that explains it, else wait for the detectors."""
-    turn.change(suspect_error=event.error)
-    turn.enter(
-        Phase.SUSPECT,
-        f"slice {event.slice_index}: {event.error}",
-        within_s=turn.state.config.timing.suspect_s,
-    )
-    advance_suspect(turn)
-
-
-def advance_suspect(turn: Turn) -> None:
-    """A loss explains the failure; without one, try once more from the snapshot, then stop."""
-    if lost := turn.lost_members():
-        shrink(turn, lost)
-    elif turn.is_late():
-        step, error = turn.state.newest_committed, turn.state.suspect_error
-        if turn.state.unexplained_at == step:
-            fail(turn, f"the step after {step} failed twice on healthy slices: {error}")
-            return
-        turn.change(unexplained_at=step)
-        fence(turn, "no loss explains the failed step: once more from the snapshot")
 
 
 # ---- the end of training -----------------------------------------------------------------------------------

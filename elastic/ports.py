@@ -130,8 +130,10 @@ class Link(Protocol):
         """Tell that the training loop has come to its end."""
         ...
 
-    def step_failed(self, generation: int, error: str) -> None:
-        """Tell that a step failed in a way that a lost peer may explain."""
+    def step_failed(self, generation: int, error: str, devices: str | None = None) -> None:
+        """Tell that a step failed in a way that a lost peer may explain; told again with what a probe found
+        to be wrong with `devices` ("": nothing).
+        """
         ...
 
     def user_failed(self, error: str, exit_status: int) -> None:

@@ -16,8 +16,10 @@ from elastic.events import (
     LaidOut,
     LeftWorld,
     PreemptionNotice,
+    StacksTaken,
     StepFailed,
     StopAfter,
+    TakeStacks,
     WorkerFailed,
     WorldSpec,
 )
@@ -172,6 +174,7 @@ WORKER_CODEC = Codec(
         Captured,
         LeftWorld,
         StepFailed,
+        StacksTaken,
         WorkerFailed,
         PreemptionNotice,
         Reserved,
@@ -181,6 +184,7 @@ WORKER_CODEC = Codec(
         Fence,
         StopAfter,
         AuditAfter,
+        TakeStacks,
     )
 )
 CONTROL_CODEC = Codec(

@@ -58,7 +58,8 @@ class Session:
 
     def _leave_unformed(self, generation: int, error: Exception) -> None:
         """A world that could not be formed: somebody was lost meanwhile, or the error is our own."""
-        self._link.step_failed(generation, f"the world could not be formed: {error}"[:2000])
+        text = f"the world could not be formed: {error}"[:2000]
+        self._link.step_failed(generation, text, devices="")  # there are none yet to probe
         if not self._link.wait_fenced(generation, None):
             raise error
         self._runtime.drop()

@@ -9,50 +9,12 @@ from elastic.choose import Choice
 from elastic.copy_check import CopyCheck
 from elastic.events import Phase, SnapshotSummary, WorkerState, host_of
 from elastic.quarantine import Flapping
+from elastic.step_watch import StepWatch
+from elastic.timing import Timing as Timing
 from reshard.batch_sizes import NewSteps
 from reshard.errors import UsageError
 from reshard.ids import HostId
 from reshard.layout import Layout
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
-    """Bounds of the waits, in seconds. Each bounds one wait; none of them decides an order."""
-
-    start_s: float = 120.0
-    """A worker process, from its start to its session."""
-    suspect_s: float = 4.0
-    """How long a failed step may wait for the loss that explains it; longer than any detector takes."""
-    unwind_s: float = 2.0
-    """How long a survivor may take to leave a broken world before it is ended and started again."""
-    stage_s: float = 120.0
-    rebuild_s: float = 300.0
-    join_s: float = 60.0
-    """How long the boundary for a join may take to be reached by all."""
-    agent_grace_s: float = 4.0
-    """How long a lost agent may take to come back before its slice counts as lost."""
-    wait_s: float = 60.0
-    """How long a job may wait below its minimum of slices, or for a host that holds what the others lack."""
-    gather_s: float = 5.0
-    """How long a job that could go on again waits for workers that are still starting."""
-    lease_s: float = 30.0
-    """How long a worker that nobody can reach may go on: waited out where it could make steps alone."""
-    digest_s: float = 30.0
-    finish_s: float = 60.0
-    """How long the others may go on once a slice's loop has ended."""
-    persist_s: float = 600.0
-    """How long the end of a run waits for its last snapshot to get into the persistent tier."""
-
-    def __post_init__(self) -> None:
-        if not self.unwind_s < self.suspect_s <= self.start_s:
-            raise UsageError(
-                f"bounds in the wrong order: unwind_s {self.unwind_s} < suspect_s {self.suspect_s}"
-                f" <= start_s {self.start_s}"
-            )
-        if not self.agent_grace_s <= self.lease_s:
-            raise UsageError(
-                f"bounds in the wrong order: agent_grace_s {self.agent_grace_s} <= lease_s {self.lease_s}"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,8 +146,11 @@ class JobState:
     joining: bool = False
     stop_step: int | None = None
     suspect_error: str = ""
+    unprobed: frozenset[int] = frozenset()
+    """Slices whose step failed and whose devices have not been probed yet."""
     unexplained_at: int | None = None
     """The step at which a failure without a loss was last seen; a second one there ends the job."""
+    watch: StepWatch = field(default_factory=StepWatch)
     stage_failures: int = 0
     finished_step: int | None = None
     finish_by_s: float | None = None

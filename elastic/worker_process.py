@@ -21,6 +21,16 @@ LEASE_EXIT_STATUS = 75
 """A worker's exit status when it ended itself for want of an agent (EX_TEMPFAIL)."""
 
 
+def start_time(pid: int) -> int:
+    """When a process started, in clock ticks since boot; -1 if there is none. With the pid it names one
+    process for good.
+    """
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, IndexError):
+        return -1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerExit:
     """How a worker ended: an exit status, or minus the signal's number; None when it was not our child."""
@@ -113,16 +123,6 @@ class WorkerProcess:
             self._ended.set()
             os.close(self._pidfd)
         self._on_exit(WorkerExit(pid=self.pid, status=status))
-
-
-def start_time(pid: int) -> int:
-    """When a process started, in clock ticks since boot; -1 if there is none. With the pid it names one
-    process for good.
-    """
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, IndexError):
-        return -1
 
 
 def write_pid(path: Path, pid: int) -> None:

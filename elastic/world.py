@@ -19,15 +19,13 @@ from elastic.data import BatchMaker, Dataset
 from elastic.events import WorldSpec
 from elastic.feed import Feed
 from elastic.meshes import fitted_sharding, map_specs, mesh_of
-from elastic.ports import JobOver, Link, Runtime, WorldLost
+from elastic.ports import Link, Runtime, WorldLost
 from elastic.protocol import WorkerCommitted
 from elastic.state_keeper import StateKeeper, StateMemory
-from elastic.step_errors import clear_frames, may_be_loss
+from elastic.step_errors import clear_frames
+from elastic.step_verdict import is_loss
 from reshard.batch_sizes import BatchSize, LrRule, choose_batch_size
-from reshard.errors import ElasticError, UsageError
-
-CONFIRM_S = 60.0
-"""How long an error waits for the word whether it was a loss; the coordinator decides much sooner."""
+from reshard.errors import UsageError
 
 
 class _Rehearsed(BaseException):
@@ -316,20 +314,7 @@ class World:
         return True
 
     def _is_loss(self, error: Exception) -> bool:
-        """Whether the coordinator confirms that this error comes from a loss; it is told of any other at
-        once.
-        """
-        if isinstance(error, WorldLost) or self._link.is_fenced(self.generation):
-            return True
-        text = f"{type(error).__name__}: {error}"[:2000]
-        if not may_be_loss(error):
-            self._link.user_failed(text, error.exit_status if isinstance(error, ElasticError) else 1)
-            return False
-        self._link.step_failed(self.generation, text)
-        try:
-            return self._link.wait_fenced(self.generation, CONFIRM_S)
-        except JobOver:
-            return False
+        return is_loss(error, self._link, self.generation, self._devices)
 
     def finish(self) -> bool:
         """For the session, after the `with` block: wait for what comes next; True when the loop has come to

@@ -57,10 +57,11 @@ def local_config(config: Config) -> Config:
         config.timing,
         unwind_s=FOREVER_S,
         suspect_s=2 * FOREVER_S,
-        start_s=2 * FOREVER_S,
+        hang_after_s=None,
+        start_s=3 * FOREVER_S,
         stage_s=FOREVER_S,
         rebuild_s=FOREVER_S,
-        join_s=FOREVER_S,
+        join_s=3 * FOREVER_S,
         digest_s=FOREVER_S,
     )
     return replace(config, rehearsals=0, timing=timing)

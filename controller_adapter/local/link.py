@@ -153,7 +153,7 @@ class LocalLink:
                 Finished(slice_index=host.slice_index, generation=generation, step=step, snapshots=snapshots)
             )
 
-    def step_failed(self, generation: int, error: str) -> None:
+    def step_failed(self, generation: int, error: str, devices: str | None = None) -> None:
         """Tell that a step failed. Every loss is known at once: without one the error is the script's."""
         self.engine.pump()
         if not self._is_given_up(generation):

@@ -24,11 +24,13 @@ from elastic.events import (
     SharePersisted,
     Shutdown,
     SnapshotSummary,
+    StacksTaken,
     Stage,
     Staged,
     StagePersisted,
     StartWorker,
     StopAfter,
+    TakeStacks,
     WorkerLost,
     WorkerState,
     host_of,
@@ -112,6 +114,12 @@ class Agent:
             self._end_quietly()
         elif isinstance(command, Fence):
             self._fence(command)
+        elif isinstance(command, TakeStacks):
+            if worker is not None and not self.host.is_deaf:
+                generation, hangs = command.generation, worker.hangs and not worker.waits
+                self.tell(
+                    StacksTaken(slice_index=self.index, generation=generation, in_script=hangs, where="f")
+                )
         elif isinstance(command, StopAfter):
             if worker is not None and worker.spec and worker.spec.generation == command.generation:
                 worker.stop_after = command.step

@@ -36,6 +36,8 @@ class Host:
         self.slots: list[Snapshot] = []
         self.stage: Snapshot | None = None
         self.cut = False
+        self.is_deaf = False
+        """Whether its worker answers nobody."""
         self.is_released = False
         self.start_fails = 0
         self.num_workers = 0

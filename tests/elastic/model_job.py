@@ -47,6 +47,7 @@ from elastic.turn import Clock
 TIMING = Timing(
     start_s=15.0,
     suspect_s=1.0,
+    probe_s=0.5,
     unwind_s=0.5,
     stage_s=4.0,
     rebuild_s=6.0,

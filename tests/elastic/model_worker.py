@@ -76,6 +76,10 @@ class Worker:
         self.content: Content = ()
         self.stop_after: int | None = None
         self.stuck = False
+        self.hangs = False
+        """Whether it gets into no further collective: its main thread is in the script …"""
+        self.waits = False
+        """… or it waits in the runtime."""
         self.busy_until_s = 0.0
         self.kept_slot: Snapshot | None = None
         self.last_words: list[Event] = []
@@ -173,7 +177,7 @@ class Worker:
             )
         elif self.stop_after is not None and done >= self.stop_after:
             self.say(LeftWorld(slice_index=self.index, generation=self.spec.generation), again=True)
-        else:
+        elif not self.hangs:
             world = self.world
             self._wait_for_all(world, lambda member: None)
             if not world.waiting and not world.broken:

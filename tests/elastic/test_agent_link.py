@@ -50,8 +50,8 @@ class FakeAgent:
 
     def __init__(self, spec: JobSpec) -> None:
         self._heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._socket = WorkerSocket(spec.socket_path(0), self._hear)
         self.connection: FramedSocket | None = None
+        self._socket = WorkerSocket(spec.socket_path(0), self._hear)
 
     def _hear(self, item: tuple[FramedSocket, Any]) -> None:
         self.connection, message = item

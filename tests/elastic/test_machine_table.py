@@ -105,7 +105,7 @@ def test_config_refuses_what_cannot_work(config: dict[str, int], message: str) -
 
 
 def test_timing_refuses_bounds_in_the_wrong_order() -> None:
-    with pytest.raises(UsageError, match=r"unwind_s 5.0 < suspect_s 4.0"):
+    with pytest.raises(UsageError, match=r"unwind_s \(5 s\) must be less than suspect_s \(4 s\)"):
         Timing(unwind_s=5.0)
-    with pytest.raises(UsageError, match=r"agent_grace_s 4.0 <= lease_s 3.0"):
+    with pytest.raises(UsageError, match=r"agent_grace_s \(4 s\) must be less than lease_s \(3 s\)"):
         Timing(lease_s=3.0)
