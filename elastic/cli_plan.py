@@ -66,7 +66,11 @@ def plan(
     from elastic.plan_setting import Setting
     from elastic.plan_text import print_assessment
 
-    setting = Setting.of(read_plan_file(file))
+    plan_file = read_plan_file(file)
+    try:
+        setting = Setting.of(plan_file)
+    except UsageError as error:
+        raise UsageError(f"{file}: {error.message}", remedy=error.remedy, **error.fields) from error
     found = assess(setting, losses, time.perf_counter, every_slice=every_slice)
     if as_json:
         click.echo(msgspec.json.encode(found).decode())

@@ -115,6 +115,11 @@ class BatchMaker:
         chosen = places.rows[:, shard]
         rows = dict(read_rows(self._dataset, sample_ids[chosen.reshape(-1)]))
         if self._weight_key is not None:
+            if self._weight_key in rows:
+                raise UsageError(
+                    f"the samples have an array {self._weight_key!r} already, which weight_key would replace",
+                    remedy="Give world.batches another weight_key.",
+                )
             rows[self._weight_key] = places.weights[:, shard].reshape(-1)
         if self._max_rows is None:
             return rows

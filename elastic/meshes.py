@@ -44,6 +44,9 @@ def fitted_sharding(
     Raises UsageError when another axis is what does not divide, or the spec does not fit the shape.
     """
     entries = spec_from_partition(tuple(spec))
+    named = [name for axes in entries for name in axes]
+    if len(set(named)) != len(named):  # told on any number of slices, not only where every dim divides
+        raise UsageError(f"{spec} uses a mesh axis twice", remedy="Name each axis for one dim only.")
     fitted = fitted_spec(tuple(shape), entries, {str(name): size for name, size in mesh.shape.items()}, axis)
     if fitted != entries:
         while fitted and not fitted[-1]:

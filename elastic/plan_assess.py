@@ -116,7 +116,8 @@ def _goodput(setting: Setting, outcomes: Sequence[Outcome]) -> tuple[float | Non
     if recovery.mtbf_s is None or recovery.repair_s is None:
         return None, "give recovery.mtbf_s and recovery.repair_s"
     if loss is None:
-        return None, "no loss is survived"
+        waits = any(found.verdict == "waits" for found in outcomes)
+        return None, "after a loss the job waits" if waits else "no loss is survived"
     moves = [loss, *(found.move for found in outcomes if found.event == "return" and found.move is not None)]
     value = goodput(
         mtbf_s=recovery.mtbf_s,

@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -20,8 +20,8 @@ from reshard.choice import ALLOWED
 from reshard.errors import UsageError
 
 Count = Annotated[int, Meta(ge=1)]
-Positive = Annotated[float, Meta(gt=0)]
-NotNegative = Annotated[float, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0, le=1e30)]
+NotNegative = Annotated[float, Meta(ge=0, le=1e30)]
 AxisName = Annotated[str, Meta(min_length=1)]
 Axes = AxisName | tuple[AxisName, ...]
 """The mesh axes that partition one dim: a name, several (outermost first), or `[]` for none."""
@@ -36,6 +36,9 @@ FigureName = Literal[
     "peak_flops_s",
 ]
 """Those of `reshard.accelerators.FIGURES`."""
+DimName = Literal["embed", "heads", "kv", "ff", "vocab", "experts", "layers"]
+"""The logical dims of a transformer that rules may partition."""
+Optimizer = Literal["adam", "none"]
 
 
 class ClusterTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -94,10 +97,10 @@ class ModelTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """
 
     dtype: str = "float32"
-    optimizer: Literal["adam", "none"] = "adam"
+    optimizer: Optimizer = "adam"
     optimizer_dtype: str = "float32"
     transformer: TransformerTable | None = None
-    rules: dict[Literal["embed", "heads", "kv", "ff", "vocab", "experts", "layers"], Axes] = {}
+    rules: dict[DimName, Axes] = {}
     arrays: tuple[ArrayTable, ...] = ()
 
 
@@ -113,7 +116,7 @@ class TrainingTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     step_s: Positive | None = None
     tokens_per_row: Count | None = None
     utilisation: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    state_factor: Annotated[float, Meta(ge=1)] = 1.0
+    state_factor: Annotated[float, Meta(ge=1, le=1e30)] = 1.0
 
 
 class SnapshotsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -156,6 +159,20 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     recovery: RecoveryTable = RecoveryTable()
 
 
+_TABLES = (ClusterTable, MeshTable, ModelTable, TrainingTable, SnapshotsTable, RecoveryTable)
+KNOWN: Mapping[str, tuple[str, ...]] = {
+    **dict(zip(PlanFile.__struct_fields__[1:], (table.__struct_fields__ for table in _TABLES), strict=True)),
+    "": PlanFile.__struct_fields__,
+    "cluster.figures": get_args(FigureName),
+    "model.optimizer": get_args(Optimizer),
+    "model.transformer": TransformerTable.__struct_fields__,
+    "model.rules": get_args(DimName),
+    "model.arrays": ArrayTable.__struct_fields__,
+    "recovery.layouts": get_args(Kind),
+}
+"""The names that a table may have as keys, or a key as its value."""
+
+
 def read_plan_file(path: Path) -> PlanFile:
     """Return the checked contents of a file; raises `UsageError` naming the file, the line and the key."""
     try:
@@ -181,7 +198,19 @@ def parse_plan(text: str, *, name: str = "the plan") -> PlanFile:
         key = _key(message, at.strip("`"))
         line = line_of(text, key)
         where = name if line is None else f"{name}, line {line}"
-        raise UsageError(f"{where}: {key or 'the file'}: {message}", key=key, line=line) from error
+        remedy = _names(message, key) or "Correct it; `elastic plan --template` shows every key."
+        problem = f"{where}: {key or 'the file'}: {message}"
+        raise UsageError(problem, remedy=remedy, key=key, line=line) from error
+
+
+def _names(message: str, key: str) -> str:
+    """Return what names there are, for an error about a name that there is not; else nothing."""
+    if "unknown field" not in message and "Invalid enum" not in message:
+        return ""
+    plain = re.sub(r"\[[^\]]*\]", "", key)
+    known = KNOWN.get(plain) if "Invalid enum" in message else None
+    known = known or KNOWN.get(plain.rpartition(".")[0], ())
+    return f"Known here are {', '.join(known)}; see `elastic plan --template`."
 
 
 def _key(message: str, at: str) -> str:

@@ -142,6 +142,12 @@ def _optimizer_arrays(model: ModelTable, trained: list[ArrayLayout]) -> Iterator
 
 def _transformer(table: TransformerTable) -> Iterator[tuple[str, Dims]]:
     """Yield path and logical dims (in order) of each array; layers one by one, or stacked."""
+    if (table.experts_per_token or 0) > table.experts:
+        raise UsageError(
+            f"model.transformer.experts_per_token is {table.experts_per_token}, of {table.experts} experts",
+            remedy="Give experts, and experts_per_token up to it.",
+            key="model.transformer.experts_per_token",
+        )
     vocab, d_model = table.vocab, table.d_model
     yield "embed", {"vocab": vocab, "embed": d_model}
     for layer in ("layers",) if table.stacked else (f"layers.{i}" for i in range(table.layers)):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 from elastic.plan_report import DeviceMemory, HostMemory, Load, Missing, Move, Outcome, Step
-from elastic.plan_setting import STEP, Kept, Setting
+from elastic.plan_setting import STEP, Kept, Setting, held_only_by
 from reshard.boxes import Box
 from reshard.choice import HORIZON_STEPS, LayoutChoice, choose_layout
 from reshard.choice_figures import Limits
@@ -34,7 +34,10 @@ def lose(
     survivors = [host for host in setting.hosts if host not in lost]
     num_left = setting.plan.cluster.slices - len(slices)
     if num_left < setting.plan.recovery.min_slices:
-        reason = f"{num_left} slices are left, the minimum is {setting.plan.recovery.min_slices}: it waits"
+        if found := held_only_by(kept.all(), slices):  # then waiting brings nothing back
+            return gone(slices, *found), None
+        left = "1 slice is" if num_left == 1 else f"{num_left} slices are"
+        reason = f"{left} left, the minimum is {setting.plan.recovery.min_slices}: it waits"
         return Outcome(event="loss", slices=slices, verdict="waits", reason=reason), None
     stock = kept.all().without(lost)
     choice = choose(setting, survivors, stock)
@@ -178,13 +181,10 @@ def _replay(setting: Setting, event: str, step: Step) -> Phase:
     every = setting.plan.snapshots.every_steps
     # A slice joins at a step boundary, right after a snapshot: nothing is run again, one step is to be run.
     num_steps = (every - 1) / 2 + 1 if event == "loss" else 1.0
+    steps = "1 step" if num_steps == 1 else f"{num_steps:g} steps"
     if step.seconds is None:
-        return Phase(
-            name="replay", seconds=None, bound=f"{num_steps:g} steps; give training.step_s or tokens_per_row"
-        )
-    return Phase(
-        name="replay", seconds=num_steps * step.seconds, bound=f"{num_steps:g} steps of {step.seconds:.3g} s"
-    )
+        return Phase(name="replay", seconds=None, bound=f"{steps}; give training.step_s or tokens_per_row")
+    return Phase(name="replay", seconds=num_steps * step.seconds, bound=f"{steps} of {step.seconds:.3g} s")
 
 
 def _busiest(nbytes: dict[HostId, int]) -> Load | None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from elastic.plan_file import ClusterTable, PlanFile
 from elastic.plan_model import describe_model, lay_out
@@ -58,6 +59,13 @@ class Setting:
             raise UsageError(
                 f"cluster.figures.chips_per_host is {chips}, it must be a whole number",
                 remedy="Give chips_per_host in [cluster.figures].",
+            )
+        least, there_are = plan.recovery.min_slices, plan.cluster.slices
+        if least > there_are:
+            raise UsageError(
+                f"recovery.min_slices is {least}, the cluster has {there_are} slices",
+                remedy="Give min_slices from 1 to cluster.slices; below it the job waits.",
+                key="recovery.min_slices",
             )
         model = describe_model(plan.model)
         layout = lay_out(plan.cluster, plan.mesh, int(chips), model)
@@ -127,21 +135,38 @@ def sole_holders(stock: Stock) -> dict[int, Shard]:
     Boxes of one array must not overlap unless they are equal, as is so for those of one layout.
     """
     found: dict[int, Shard] = {}
-    for path, boxes, slices in _holders(stock):
-        distinct, number = np.unique(boxes.reshape(len(boxes), -1), axis=0, return_inverse=True)
-        lowest, highest = np.full(len(distinct), np.iinfo(np.int64).max), np.full(len(distinct), -1)
-        np.minimum.at(lowest, number.ravel(), slices)
-        np.maximum.at(highest, number.ravel(), slices)
-        ranges = distinct.reshape(len(distinct), boxes.shape[1], 2)
-        filled = (ranges[:, :, 1] > ranges[:, :, 0]).all(axis=1)
-        alone = np.flatnonzero((lowest == highest) & filled)
+    for path, ranges, number, slices in _holders(stock):
+        lowest, highest = np.full(len(ranges), np.iinfo(np.int64).max), np.full(len(ranges), -1)
+        np.minimum.at(lowest, number, slices)
+        np.maximum.at(highest, number, slices)
+        alone = np.flatnonzero((lowest == highest) & _filled(ranges))
         for slice_index, box in zip(lowest[alone].tolist(), as_boxes(ranges[alone]), strict=True):
             found.setdefault(slice_index, (path, box))
     return dict(sorted(found.items()))
 
 
-def _holders(stock: Stock) -> Iterator[tuple[str, Column, Column]]:
-    """Yield a path, the boxes held of it `[n, rank, 2]` and their slices `[n]`, once for all held alike."""
+def held_only_by(stock: Stock, slices: Collection[int]) -> Shard | None:
+    """Return the first array and its first box that these slices hold and no other, None without one.
+
+    Boxes of one array must not overlap unless they are equal, as for `sole_holders`.
+    """
+    for path, ranges, number, holders in _holders(stock):
+        is_kept = np.zeros(len(ranges), bool)
+        is_kept[number[~np.isin(holders, list(slices))]] = True
+        for box in as_boxes(ranges[np.flatnonzero(~is_kept & _filled(ranges))[:1]]):
+            return path, box
+    return None
+
+
+def _filled(ranges: Column) -> NDArray[np.bool_]:
+    filled: NDArray[np.bool_] = np.logical_and.reduce(ranges[:, :, 1] > ranges[:, :, 0], axis=1)
+    return filled
+
+
+def _holders(stock: Stock) -> Iterator[tuple[str, Column, Column, Column]]:
+    """Yield a path, the distinct boxes held of it `[m, rank, 2]`, and who holds which: the numbers of
+    boxes `[n]` and the slices `[n]`; once for all arrays held alike.
+    """
     groups_of: defaultdict[str, list[int]] = defaultdict(list)
     for index, group in enumerate(stock.groups):
         for path in group.paths:
@@ -151,4 +176,6 @@ def _holders(stock: Stock) -> Iterator[tuple[str, Column, Column]]:
     for indices, path in sorted(first.items(), key=lambda item: item[1]):
         groups = [stock.groups[index] for index in indices]
         boxes = np.concatenate([group.boxes[group.box] for group in groups])
-        yield path, boxes, slice_of[np.concatenate([group.host for group in groups])]
+        distinct, number = np.unique(boxes.reshape(len(boxes), -1), axis=0, return_inverse=True)
+        ranges = distinct.reshape(len(distinct), boxes.shape[1], 2)
+        yield path, ranges, number.ravel(), slice_of[np.concatenate([group.host for group in groups])]

@@ -28,7 +28,7 @@ def render(assessment: Assessment) -> RenderableType:
     going_on = [group for group in groups if group[0].move is not None]
     parts += [_stopped(group) for group in groups if group[0].move is None]
     for first in range(0, len(going_on), CHANGES_A_TABLE):
-        parts.append(_moves_table(going_on[first : first + CHANGES_A_TABLE], assessment.only_checked))
+        parts.append(_moves_table(going_on[first : first + CHANGES_A_TABLE], assessment))
     parts += _explanations(groups)
     parts.append(_closing(assessment))
     return Group(*parts)
@@ -70,8 +70,9 @@ def _headline(assessment: Assessment) -> RenderableType:
     text = Text(f"{assessment.title}\n" if assessment.title else "", style="bold")
     mesh = " × ".join(f"{name}={size}" for name, size in found.mesh.items())
     text.append(
-        f"{found.slices} slices of {found.accelerator}, {found.hosts:,} hosts, {found.devices:,} chips; "
-        f"mesh {mesh}\n{found.arrays:,} arrays, {format_bytes(found.state_bytes)} of state",
+        f"{_count(found.slices, 'slice')} of {found.accelerator}, {_count(found.hosts, 'host')}, "
+        f"{_count(found.devices, 'chip')}; "
+        f"mesh {mesh}\n{_count(found.arrays, 'array')}, {format_bytes(found.state_bytes)} of state",
         style="not bold",
     )
     step = assessment.step
@@ -79,6 +80,10 @@ def _headline(assessment: Assessment) -> RenderableType:
         known = f"; a step of {format_seconds(step.seconds)} ({assessment.step_note}), bound by {step.bound}"
         text.append(known, style="not bold")
     return text
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def _fit(fits: bool | None) -> Text:
@@ -131,8 +136,9 @@ def _stopped(group: Sequence[Outcome]) -> RenderableType:
     return text
 
 
-def _moves_table(groups: Sequence[Sequence[Outcome]], only_checked: Sequence[int]) -> RenderableType:
-    table = titled_table("What a change moves", "", *(_change(group, only_checked) for group in groups))
+def _moves_table(groups: Sequence[Sequence[Outcome]], assessment: Assessment) -> RenderableType:
+    names = [_change(group, assessment.only_checked) for group in groups]
+    table = titled_table("What a change moves", "", *names)
     moves = [[outcome.move for outcome in group if outcome.move is not None] for group in groups]
     rows = [
         ("bytes moved", [_span([m.bytes_moved for m in group]) for group in moves]),
@@ -148,7 +154,7 @@ def _moves_table(groups: Sequence[Sequence[Outcome]], only_checked: Sequence[int
         table.add_row(phase.name, *(_phase(group, phase.name) for group in moves))
     table.add_row("without a new step", *(_downtime(group) for group in moves), style="bold")
     table.add_section()
-    table.add_row("step afterwards", *(_step(group[0].step) for group in moves))
+    table.add_row("step afterwards", *(_step(group[0].step, assessment.step) for group in moves))
     table.add_row("device memory", *(_fit(group[0].device_memory.fits) for group in moves))
     table.add_row("host memory", *(_fit(group[0].host_memory.fits) for group in moves))
     return table
@@ -187,9 +193,11 @@ def _downtime(moves: Sequence[Move]) -> str:
     return ("" if is_whole else "≥ ") + format_seconds(worst.downtime_s)
 
 
-def _step(step: Step) -> str:
-    ratio = f"× {step.ratio:.3f}"
-    return ratio if step.seconds is None else f"{format_seconds(step.seconds)} ({ratio})"
+def _step(step: Step, before: Step) -> str:
+    """The step and how much longer it is; by its compute alone where no time is known."""
+    if step.seconds is None or before.seconds is None:
+        return f"× {step.ratio:.3f}"
+    return f"{format_seconds(step.seconds)} (× {step.seconds / before.seconds:.3f})"
 
 
 def _explanations(groups: Sequence[Sequence[Outcome]]) -> list[RenderableType]:

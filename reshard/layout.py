@@ -178,7 +178,7 @@ def _check_fits(array: ArrayLayout, mesh: MeshLayout) -> None:
             raise UsageError(
                 f"dim {dim} of {array.path!r} has size {size}, which axes {', '.join(axes)} "
                 f"cannot split evenly into {num_parts}",
-                remedy="Use a number of slices that divides it, or replicate or pad this dim.",
+                remedy="Use sizes of these axes that divide it, or replicate or pad this dim.",
                 path=array.path,
                 dim=dim,
                 size=size,

@@ -132,6 +132,37 @@ def test_wrong_input_is_answered_with_what_to_do(small: Path, args: tuple[str, .
     assert result.exception.exit_status == 2
 
 
+def test_parts_that_do_not_fit_together_are_told_with_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(changed(("fsdp = 4", "fsdp = 3")))
+    result = CliRunner().invoke(cli, ["plan", str(path)], standalone_mode=False)
+    assert isinstance(result.exception, UsageError)
+    assert str(result.exception).startswith(
+        f"{path}: axes multiply to 3 × -1, the cluster has 16 chips. They must"
+    )
+
+
+def test_step_bound_by_its_exchange_is_compared_by_time(tmp_path: Path) -> None:
+    """A batch that takes next to no compute: gradients of 6,400 bytes over 4 slices, afterwards over 3."""
+    path = tmp_path / "plan.toml"
+    path.write_text(
+        changed(
+            ("step_s = 6.0", "tokens_per_row = 1"),
+            ("[cluster.figures]", "[cluster.figures]\npeak_flops_s = 1e12"),
+        )
+    )
+    before, after = 2 * 3 / 4 * 6400 / 2000, 2 * 2 / 3 * 6400 / 2000
+    text = run(path, "--lose", "0")
+    assert "bound by exchange" in " ".join(text.split())
+    assert f"{after:.2f} s (× {after / before:.3f})" in text
+
+
+def test_one_of_a_kind_is_told_in_the_singular(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(changed(("slices = 4", "slices = 1")))
+    assert "1 slice of custom, 2 hosts, 4 chips" in run(path, status=1)
+
+
 def test_mistake_in_a_file_is_one_line_on_standard_error(tmp_path: Path) -> None:
     path = tmp_path / "plan.toml"
     path.write_text(changed(("slices = 4", "slices = 0")))

@@ -56,6 +56,12 @@ def test_sharding_refuses_a_dim_that_another_axis_does_not_divide() -> None:
         fitted_sharding(mesh_on(6), "data", (8,), P("stage"))
 
 
+@pytest.mark.parametrize("num_devices", [6, 8])
+def test_sharding_refuses_an_axis_named_twice_on_any_number_of_slices(num_devices: int) -> None:
+    with pytest.raises(UsageError, match="uses a mesh axis twice"):
+        fitted_sharding(mesh_on(num_devices), "data", (8, 8), P("data", "data"))
+
+
 STATE = {"w": jnp.zeros((8, 4)), "opt": {"m": jnp.zeros((8, 4)), "count": jnp.zeros(())}}
 
 

@@ -74,6 +74,32 @@ def test_mistake_is_named_with_its_line_and_key(old: str, new: str, message: str
         parse_plan(changed((old, new)), name="plan.toml")
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("hosts_per_slice", "host_per_slice", "Known here are accelerator, slices, hosts_per_slice, "),
+        ("[training]", "[trainig]", "Known here are title, cluster, mesh, model, training, "),
+        ('path = "w"', 'path = "w"\ntrain = false', "Known here are path, shape, dtype, spec, "),
+        ("host_copy_bytes_s", "host_copy", "Known here are chips_per_host, device_memory_bytes, "),
+        ("[[model.arrays]]", '[model.rules]\nembd = "x"\n[[model.arrays]]', "Known here are embed, heads, "),
+        ('optimizer = "none"', 'optimizer = "sgd"', "Known here are adam, none; "),
+        ("[training]", '[recovery]\nlayouts = ["shrnk"]\n[training]', "Known here are shrink, replicate, "),
+        ("slices = 4", "slices = 0", "Correct it; `elastic plan --template` shows every key"),
+    ],
+)
+def test_mistake_is_answered_with_the_names_there_are(old: str, new: str, message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parse_plan(changed((old, new)))
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("value", ["inf", "nan"])
+@pytest.mark.parametrize("key", ["step_s", "state_factor"])
+def test_numbers_that_are_not_finite_are_refused(key: str, value: str) -> None:
+    with pytest.raises(UsageError, match=f"training.{key}: Expected `float`"):
+        parse_plan(changed(("step_s = 6.0", f"{key} = {value}")))
+
+
 def test_second_array_of_several_is_named() -> None:
     text = SMALL + '\n[[model.arrays]]\npath = "b"\nshape = [1, "x"]\n'
     with pytest.raises(UsageError, match=r"line 34: model.arrays\[1\].shape\[1\]: Expected `int`, got `str`"):

@@ -75,6 +75,12 @@ def test_stacked_layers_are_one_array_of_all() -> None:
     assert "params.head" not in shapes
 
 
+@pytest.mark.parametrize("fields", [{"experts_per_token": 2}, {"experts": 4, "experts_per_token": 5}])
+def test_more_experts_a_token_than_there_are_is_refused(fields: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match="experts_per_token"):
+        describe_model(tiny(**fields))
+
+
 def test_hosts_lie_in_the_order_of_slices_with_the_elastic_axis_outermost() -> None:
     plan = parse_plan(changed(("{ data = -1, fsdp = 4 }", "{ fsdp = 4, data = -1 }")))
     layout = laid_out(plan, 2)

@@ -147,8 +147,26 @@ def test_job_below_its_minimum_waits() -> None:
     assert answer(minimum).is_sound
 
 
-def test_losing_all_slices_leaves_nothing_to_go_on_with() -> None:
-    assert loss(setting(), 0, 1, 2, 3).verdict == "waits"
+def test_losing_all_slices_takes_the_state_with_them() -> None:
+    assert loss(setting(), 0, 1, 2, 3).verdict == "state is gone"
+
+
+def test_state_that_is_gone_is_told_though_the_job_would_wait() -> None:
+    """Two copies on four slices: pairs that alone have a box lose it, whatever the minimum is."""
+    minimum = ("[training]", "[recovery]\nmin_slices = 4\n\n[training]")
+    free, waiting = setting(), setting(minimum)
+    verdicts = set()
+    for pair in itertools.combinations(range(4), 2):
+        is_gone = loss(free, *pair).verdict == "state is gone"
+        verdicts.add(loss(waiting, *pair).verdict)
+        assert loss(waiting, *pair).verdict == ("state is gone" if is_gone else "waits"), pair
+    assert verdicts == {"state is gone", "waits"}
+
+
+def test_goodput_of_a_job_that_waits_says_so() -> None:
+    waiting = ("[training]", "[recovery]\nmin_slices = 4\nmtbf_s = 1e4\nrepair_s = 1.0\n\n[training]")
+    found = answer(waiting)
+    assert (found.goodput, found.goodput_note) == (None, "after a loss the job waits")
 
 
 def test_layout_that_does_not_divide_is_answered_with_candidates() -> None:
@@ -280,6 +298,7 @@ def test_sole_holders_are_those_that_alone_hold_a_box(held: list[tuple[int, int,
         ("chips_per_host = 2", "", "Give chips_per_host"),
         ('accelerator = "custom"', 'accelerator = "tpu-v1"', "known are tpu-v5e"),
         ('batch_axes = ["data", "fsdp"]', 'batch_axes = ["tensor"]', "no axis 'tensor'"),
+        ("[training]", "[recovery]\nmin_slices = 5\n\n[training]", "min_slices is 5, the cluster has 4"),
     ],
 )
 def test_setting_that_does_not_hold_together_is_refused(old: str, new: str, message: str) -> None:
