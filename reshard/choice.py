@@ -40,7 +40,7 @@ from reshard.holdings import Holding
 from reshard.ids import HostId
 from reshard.layout import Layout
 from reshard.needs import Needs
-from reshard.stock import Stock
+from reshard.stock import Stock, check_stock
 
 ALLOWED: frozenset[Kind] = frozenset({"shrink", "replicate", "fewer-slices"})
 """What a program can follow without storing its arrays in another shape."""
@@ -63,6 +63,10 @@ class LayoutChoice:
     horizon_steps: int
     candidates: tuple[Candidate, ...]
     layout: Layout | None
+
+    def __post_init__(self) -> None:
+        if not self.candidates:
+            raise UsageError("a layout choice needs a candidate")
 
     @property
     def chosen(self) -> Candidate | None:
@@ -95,7 +99,7 @@ class LayoutChoice:
         """Read what `to_json` wrote; raises `UsageError` naming the first field that does not fit."""
         try:
             return msgspec.json.decode(data, type=cls)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
             raise UsageError(f"this is not a layout choice: {error}") from error
 
 
@@ -130,7 +134,8 @@ def choose_layout(
     what the hosts have of it; None stands for what `layout` puts on those of its hosts that are left. One of
     `axes` takes another size (default: the elastic axis, and all that span slices). `allow` names the kinds
     of candidates that may be chosen; the others are only shown. Where slices must be idle, those that hold
-    least of the state are, then those of the highest index. Raises `UsageError` when no axis spans slices.
+    least of the state are, then those of the highest index. Raises `UsageError` when no axis spans slices,
+    for one of `axes` that the mesh does not have, and for a holding outside its array.
     """
     present = hosts_of_slices(hosts)
     if not present or devices_per_host < 1:
@@ -141,8 +146,13 @@ def choose_layout(
         raise UsageError(
             "no axis of the mesh spans slices", remedy="Name one: Layout(elastic_axis=…) or axes=(…,)."
         )
+    for axis in names:
+        layout.mesh.axis_size(axis)
     groups = group_arrays(layout.arrays)
-    needs = Needs(_stock(layout, holdings), groups)
+    stock = _stock(layout, holdings)
+    if holdings is not None:
+        check_stock(stock, layout.arrays)
+    needs = Needs(stock, groups)
     question = _Question(
         layout=layout,
         groups=groups,
