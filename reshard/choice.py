@@ -23,7 +23,7 @@ from reshard.holdings import Holding
 from reshard.ids import HostId
 from reshard.layout import Layout
 from reshard.needs import Needs
-from reshard.stock import Stock
+from reshard.stock import Stock, check_stock
 
 ALLOWED: frozenset[Kind] = frozenset({"shrink", "replicate", "fewer-slices"})
 """What a program can follow without storing its arrays in another shape."""
@@ -46,6 +46,10 @@ class LayoutChoice:
     horizon_steps: int
     candidates: tuple[Candidate, ...]
     layout: Layout | None
+
+    def __post_init__(self) -> None:
+        if not self.candidates:
+            raise UsageError("a layout choice needs a candidate")
 
     @property
     def chosen(self) -> Candidate | None:
@@ -78,7 +82,7 @@ class LayoutChoice:
         """Read what `to_json` wrote; raises `UsageError` naming the first field that does not fit."""
         try:
             return msgspec.json.decode(data, type=cls)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
             raise UsageError(f"this is not a layout choice: {error}") from error
 
 
@@ -100,17 +104,21 @@ def choose_layout(
     what the hosts have of it; None stands for what `layout` puts on those of its hosts that are left. One of
     `axes` takes another size (default: the elastic axis, and all that span slices). `allow` names the kinds
     of candidates that may be chosen; the others are only shown. Where slices must be idle, those that hold
-    least of the state are, then those of the highest index. Raises `UsageError` when no axis spans slices.
+    least of the state are, then those of the highest index. Raises `UsageError` when no axis spans slices,
+    for one of `axes` that the mesh does not have, and for a holding outside its array.
     """
     present = hosts_of_slices(hosts)
     if not present or devices_per_host < 1:
         raise UsageError(f"cannot lay out on {len(present)} slices of {devices_per_host} devices a host")
     names = _axes_to_change(layout, axes)
     groups = group_arrays(layout.arrays)
+    stock = _stock(layout, holdings)
+    if holdings is not None:
+        check_stock(stock, layout.arrays)
     question = Question(
         layout=layout,
         groups=groups,
-        needs=Needs(_stock(layout, holdings), groups),
+        needs=Needs(stock, groups),
         limits=limits or Limits(),
         allow=allow,
         costs=costs or SimpleCosts(),
@@ -140,6 +148,8 @@ def _axes_to_change(layout: Layout, axes: tuple[str, ...] | None) -> tuple[str, 
         raise UsageError(
             "no axis of the mesh spans slices", remedy="Name one: Layout(elastic_axis=…) or axes=(…,)."
         )
+    for axis in names:
+        layout.mesh.axis_size(axis)
     return names
 
 

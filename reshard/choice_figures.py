@@ -71,6 +71,7 @@ class Candidate:
 
     `figures` and the times, in seconds, are None where there is no such layout. `cost_s` is the time to get
     there and of the steps until the next change. `refused` says why it cannot be chosen, "" when it can.
+    Raises `UsageError` when only some of the figures and times are there.
     """
 
     kind: Kind
@@ -84,6 +85,11 @@ class Candidate:
     move_s: float | None = None
     cost_s: float | None = None
     refused: str = ""
+
+    def __post_init__(self) -> None:
+        missing = [value is None for value in (self.figures, self.step_s, self.move_s, self.cost_s)]
+        if any(missing) and not all(missing):
+            raise UsageError(f"a candidate ({self.kind}) has either all of its figures and times or none")
 
 
 class Costs(Protocol):

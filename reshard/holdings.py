@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from reshard.boxes import Box, check_box
 from reshard.errors import UsageError
 from reshard.ids import HostId
-from reshard.layout import Layout
+from reshard.layout import MOST_BYTES, Layout
 
 Shard = tuple[str, Box]
 """Which shard: the path of an array and a box of it."""
@@ -22,7 +22,7 @@ class Holding:
     """One shard that a host has: a box of an array at a step.
 
     `checksum` is that of the shard's bytes in C order, as the manifest recorded it. Raises `UsageError`
-    for a negative step, an unknown tier or a malformed box.
+    for a negative step, an unknown tier or a malformed box, also one beyond any array.
     """
 
     host: HostId
@@ -38,6 +38,10 @@ class Holding:
         if self.tier not in TIERS:
             raise UsageError(f"{self.tier!r} is not a tier; one of {', '.join(TIERS)}", tier=self.tier)
         check_box(self.box)
+        if any(stop > MOST_BYTES for _, stop in self.box):
+            raise UsageError(
+                f"a holding of {self.path!r} has box {self.box}, beyond any array", path=self.path
+            )
 
 
 def layout_holdings(

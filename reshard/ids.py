@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from reshard.errors import UsageError
 
 _PATTERN = re.compile(r"s(0|[1-9][0-9]*)h(0|[1-9][0-9]*)", re.ASCII)
+_MOST = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -15,16 +16,17 @@ class HostId:
     """A host of the job; ordered by slice, then by index within it. `str()` is `"s1h0"`.
 
     The slice index is logical: a spare or a returner takes the index of the slice it stands in for.
-    Raises `UsageError` for a negative index.
+    Raises `UsageError` for an index that is negative or not below 2^31.
     """
 
     slice_index: int
     host_index: int = 0
 
     def __post_init__(self) -> None:
-        if self.slice_index < 0 or self.host_index < 0:
+        if not (0 <= self.slice_index <= _MOST and 0 <= self.host_index <= _MOST):
             raise UsageError(
-                f"host indices count from zero, got slice {self.slice_index}, host {self.host_index}",
+                f"host indices count from zero and are below 2^31, got slice {self.slice_index}, "
+                f"host {self.host_index}",
                 slice_index=self.slice_index,
                 host_index=self.host_index,
             )

@@ -24,6 +24,9 @@ from reshard.mesh import MeshLayout, mesh_of_hosts
 
 __all__ = ["ArrayLayout", "Layout", "MeshLayout", "Spec", "dim_edges", "spec_from_partition"]
 
+MOST_BYTES = 2**62
+"""What is counted of a state is below this: 64-bit numbers hold it, with room to round up."""
+
 Spec = tuple[tuple[str, ...], ...]
 """For each dimension of an array, the mesh axes that partition it, outermost first."""
 
@@ -52,6 +55,12 @@ class ArrayLayout:
             raise UsageError(
                 f"array {self.path!r} has itemsize {self.itemsize}, not positive", path=self.path
             )
+        if max(self.nbytes, *self.shape, self.itemsize) > MOST_BYTES:
+            raise UsageError(
+                f"array {self.path!r} of shape {self.shape} has more bytes than can be counted",
+                remedy="See whether the shape is right.",
+                path=self.path,
+            )
         if len(self.spec) > len(self.shape):
             raise UsageError(
                 f"array {self.path!r} has {len(self.shape)} dims, its spec {self.spec} has {len(self.spec)}",
@@ -77,7 +86,8 @@ class ArrayLayout:
 class Layout:
     """Every array of the state on one mesh; `elastic_axis` is the axis that spans slices, if any.
 
-    Raises `UsageError` naming the array, the dim and the axis when a spec does not fit the mesh.
+    Raises `UsageError` naming the array, the dim and the axis when a spec does not fit the mesh, and when all
+    devices together have more bytes than can be counted.
     """
 
     mesh: MeshLayout
@@ -88,16 +98,24 @@ class Layout:
         if self.elastic_axis is not None:
             self.mesh.axis_size(self.elastic_axis)
         seen: set[str] = set()
-        fitting: set[tuple[tuple[int, ...], Spec, bool]] = set()
+        part_nbytes: dict[tuple[tuple[int, ...], Spec, bool, int], int] = {}
+        device_nbytes = 0
         for array in self.arrays:
             if array.path in seen:
                 raise UsageError(f"array {array.path!r} is listed twice", path=array.path)
             seen.add(array.path)
             # Layers repeat the same few shapes: thousands of arrays need few checks.
-            kind = (array.shape, array.spec, array.padded)
-            if kind not in fitting:
+            kind = (array.shape, array.spec, array.padded, array.itemsize)
+            if kind not in part_nbytes:
                 _check_fits(array, self.mesh)
-                fitting.add(kind)
+                part_nbytes[kind] = _part_nbytes(array, self.mesh)
+            device_nbytes += part_nbytes[kind]
+        if device_nbytes * self.mesh.num_devices > MOST_BYTES:
+            raise UsageError(
+                f"{self.mesh.num_devices:,} devices of {device_nbytes:,} bytes of state each are more bytes "
+                f"than can be counted",
+                remedy="See whether the shapes are right.",
+            )
 
     def boxes(self, array: ArrayLayout) -> tuple[Box, ...]:
         """Return the box of `array` at each mesh position, in C order."""
@@ -184,6 +202,12 @@ def _check_fits(array: ArrayLayout, mesh: MeshLayout) -> None:
                 size=size,
                 num_parts=num_parts,
             )
+
+
+def _part_nbytes(array: ArrayLayout, mesh: MeshLayout) -> int:
+    """Return the bytes of the first part of an array, which is the largest."""
+    sizes = zip(array.shape, array.spec, strict=True)
+    return math.prod(-(-size // mesh.num_parts(axes)) for size, axes in sizes) * array.itemsize
 
 
 @lru_cache(maxsize=128)

@@ -17,9 +17,11 @@ from reshard.grid import BoxTable, Column, Placement, cell_table, cells_of, merg
 from reshard.holdings import TIERS
 from reshard.runs import Runs, spread
 
-__all__ = ["HeldBoxes", "Match", "held_boxes", "match"]
+__all__ = ["MAX_CELLS", "HeldBoxes", "Match", "held_boxes", "match", "num_cells_of"]
 
 PERSISTENT = TIERS.index("persistent")
+MAX_CELLS = 1 << 26
+"""Of all hosts together: some 6 GB while they are matched. Grids of 131,072 chips make a quarter million."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -52,6 +54,12 @@ class Match:
     option: Column
     options: Runs
     num_missing: int
+
+
+def num_cells_of(box: Column, table: BoxTable) -> float:
+    """Return how many cells the boxes with these numbers have together, without finding them."""
+    of_box = (table.high - table.low).prod(axis=1, dtype=np.float64)
+    return float(of_box[box].sum())
 
 
 def match(

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from reshard.boxes import Box, uncovered
-from reshard.grid import Column, as_boxes, element_boxes, layout_edges, placement, slice_column
+from reshard.grid import Column, as_boxes, element_boxes, layout_edges, placement
 from reshard.layout import ArrayLayout, MeshLayout
 from reshard.stock import HeldGroup, Stock
 
@@ -56,10 +56,10 @@ class Needs(Generic[K]):
         if group not in self._rows:
             return {}
         rows = self._rows[group]
-        slices = slice_column(self._hosts)
-        held = np.zeros(int(slices.max()) + 1, np.int64)
-        np.add.at(held, slices[rows.host], rows.num_arrays * _volumes(rows.boxes))
-        return {index: count for index, count in enumerate(held.tolist()) if count}
+        slices, number = np.unique([host.slice_index for host in self._hosts], return_inverse=True)
+        held = np.zeros(len(slices), np.int64)
+        np.add.at(held, number[rows.host], rows.num_arrays * _volumes(rows.boxes))
+        return {index: count for index, count in zip(slices.tolist(), held.tolist(), strict=True) if count}
 
     def lacking(
         self, group: K, mesh: MeshLayout, array: ArrayLayout, num_arrays: int, target: Column

@@ -6,6 +6,7 @@ A row is one piece of a box, for a range of arrays that are partitioned and held
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import accumulate
@@ -18,6 +19,7 @@ from reshard.errors import UsageError
 from reshard.grid import BoxTable, Column, Edges, num_elements
 from reshard.holdings import TIERS
 from reshard.ids import HostId
+from reshard.layout import MOST_BYTES
 from reshard.transfer import Transfer
 
 MIN_LENGTH_TO_CUT = 16
@@ -157,8 +159,13 @@ class PlanGroup:
 
 
 def check_rows(classes: Sequence[ArrayClass], boxes: BoxTable, rows: Rows) -> None:
-    """Raise `UsageError` when a row's index is out of range or its piece not inside both boxes."""
+    """Raise `UsageError` when a row's index is out of range or its piece not inside both boxes.
+
+    So are edges that do not ascend, and boxes that are not between them.
+    """
     low, high = boxes.low, boxes.high
+    for of_class in classes:
+        _check_class(of_class, boxes)
     if len({len(column) for column in rows.columns().values()}) > 1:
         raise UsageError("the rows of the plan have columns of different lengths")
     if not all(column.min(initial=0) >= 0 for column in rows.columns().values()):
@@ -174,6 +181,19 @@ def check_rows(classes: Sequence[ArrayClass], boxes: BoxTable, rows: Rows) -> No
     for outer in (rows.target_box, rows.source_box):
         if (low[outer] > low[rows.piece]).any() or (high[rows.piece] > high[outer]).any():
             raise UsageError("a piece of the plan is not inside both boxes")
+
+
+def _check_class(of_class: ArrayClass, boxes: BoxTable) -> None:
+    edges = of_class.edges
+    if of_class.itemsize < 1 or not of_class.paths or len(edges) != boxes.low.shape[1]:
+        raise UsageError("the plan has arrays without names or bytes, or of another rank than their boxes")
+    if any((along[:1] < 0).any() or (np.diff(along) <= 0).any() for along in edges):
+        raise UsageError(f"the edges of {of_class.paths[0]!r} in the plan do not ascend from zero or more")
+    if math.prod([int(along[-1]) for along in edges if len(along)]) * of_class.itemsize > MOST_BYTES:
+        raise UsageError(f"{of_class.paths[0]!r} in the plan has more bytes than can be counted")
+    num_edges = np.array([len(along) for along in edges], np.int64)
+    if (boxes.low < 0).any() or (boxes.low > boxes.high).any() or (boxes.high >= num_edges).any():
+        raise UsageError(f"the plan has a box that is not between the edges of {of_class.paths[0]!r}")
 
 
 def cut_dim(lengths: Sequence[int]) -> int:

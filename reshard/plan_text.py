@@ -53,8 +53,10 @@ def from_json(data: bytes | str) -> tuple[int, tuple[HostId, ...], tuple[PlanGro
     try:
         plan = msgspec.json.decode(data, type=_PlanJson)
         hosts = tuple(HostId.parse(host) for host in plan.hosts)
+        if plan.step < 0 or len(set(hosts)) < len(hosts):
+            raise ValueError("its step is below zero, or a host is listed twice")
         return plan.step, hosts, tuple(map(_group, plan.groups)), plan.bytes_lower_bound
-    except (msgspec.MsgspecError, TypeError, ValueError, IndexError) as error:
+    except (msgspec.MsgspecError, TypeError, ValueError, IndexError, OverflowError, RecursionError) as error:
         raise UsageError(f"this is not a plan: {error}") from error
 
 

@@ -14,13 +14,12 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from reshard.assignment import assign
-from reshard.boxes import Box, check_box, full_box, uncovered
-from reshard.errors import MissingShardError
+from reshard.boxes import Box, full_box, uncovered
+from reshard.errors import MissingShardError, UsageError
 from reshard.grid import (
     BoxTable,
     Column,
     Edges,
-    as_boxes,
     layout_edges,
     placement,
     refine,
@@ -31,11 +30,11 @@ from reshard.holdings import Holding
 from reshard.ids import HostId
 from reshard.layout import ArrayLayout, Layout
 from reshard.links import Links
-from reshard.matching import HeldBoxes, held_boxes, match
+from reshard.matching import MAX_CELLS, HeldBoxes, held_boxes, match, num_cells_of
 from reshard.pattern import Pattern
 from reshard.plan import Plan
 from reshard.plan_rows import ArrayClass, PlanGroup, Rows
-from reshard.stock import HeldGroup, Stock
+from reshard.stock import HeldGroup, Stock, check_inside, held_boxes_of
 
 MIN_CUT_BYTES = 256 << 10
 """A smaller part of an array costs more as a request of its own than it evens out."""
@@ -59,7 +58,7 @@ def make_plan(
 
     Raises `MissingShardError`, naming the first array and its first missing box, when an element is nowhere:
     the plan is whole or there is none. `lost` only serves that message. Raises `UsageError` for a holding
-    outside its array.
+    outside its array, and for boxes so different that they cut it into too many pieces.
     """
     stock = holdings if isinstance(holdings, Stock) else Stock.of_holdings(holdings, step)
     patterns = _Patterns(layout, stock, links or Links())
@@ -112,7 +111,7 @@ class _Patterns:
         """Take in arrays of one shape, itemsize and spec that are held in the same groups."""
         array = arrays[0]
         for group in held:
-            _check_inside(group, array)
+            check_inside(group, array)
         own = layout_edges(self._layout.mesh, array)
         edges, numbers = refine([own, *(group.edges for group in held)])
         key = (array.spec, *map(_identity, held), *(along.tobytes() for n in numbers for along in n))
@@ -122,7 +121,7 @@ class _Patterns:
             self.found.append(pattern)
         pattern.add(ArrayClass(paths=tuple(a.path for a in arrays), itemsize=array.itemsize, edges=edges))
         if pattern.match.num_missing:
-            self._incomplete.append((array, held))
+            self._incomplete += [(missing, held) for missing in arrays]
 
     def check_complete(self, step: int, lost: Iterable[HostId]) -> None:
         """Raise `MissingShardError` when a needed element is nowhere."""
@@ -148,12 +147,14 @@ class _Patterns:
             )
             for group, of_group in zip(held, numbers[1:], strict=True)
         ]
+        target_table, in_all = renumbered(placed.table, numbers[0]), held_boxes(parts, len(array.shape))
+        _check_cells(array, num_cells_of(placed.box, target_table) + num_cells_of(in_all.box, in_all.table))
         return Pattern(
             match(
                 placed,
-                renumbered(placed.table, numbers[0]),
+                target_table,
                 self._target_hosts,
-                held_boxes(parts, len(array.shape)),
+                in_all,
                 [len(along) - 1 for along in edges],
                 self._slice_of,
                 prefers_own_slice=self._prefers_own_slice,
@@ -165,24 +166,19 @@ def _identity(group: HeldGroup) -> tuple[int, ...]:
     return id(group.table), id(group.host), id(group.box), id(group.tier)
 
 
-def _check_inside(group: HeldGroup, array: ArrayLayout) -> None:
-    """Raise `UsageError` when one of the boxes is outside the array."""
-    rank_agrees = len(group.edges) == len(array.shape)
-    if rank_agrees and all(
-        not len(along) or (along[0] >= 0 and along[-1] <= size)
-        for along, size in zip(group.edges, array.shape, strict=True)
-    ):
-        return
-    for box in _boxes_of(group):
-        check_box(box, array.shape)
-
-
-def _boxes_of(group: HeldGroup) -> list[Box]:
-    return as_boxes(group.boxes[np.unique(group.box)])
+def _check_cells(array: ArrayLayout, num_cells: float) -> None:
+    """Raise `UsageError` when boxes that all begin and end elsewhere make too many pieces."""
+    if num_cells > MAX_CELLS:
+        raise UsageError(
+            f"what hosts hold and need of {array.path!r} falls into {num_cells:,.0f} pieces: its boxes "
+            f"are not those of a few layouts",
+            remedy="Leave out holdings whose boxes are those of no layout, or that other ones cover.",
+            path=array.path,
+        )
 
 
 def _first_gap(array: ArrayLayout, held: Iterable[HeldGroup]) -> Box:
-    return uncovered(full_box(array.shape), [box for group in held for box in _boxes_of(group)])[0]
+    return uncovered(full_box(array.shape), [box for group in held for box in held_boxes_of(group)])[0]
 
 
 def _group(pattern: Pattern, rows: Rows) -> PlanGroup:

@@ -114,7 +114,7 @@ def host_buddies(layout: Layout, host: HostId, replicas: int = 2) -> tuple[Buddy
 
 def needs_buddies(layout: Layout, replicas: int = 2) -> bool:
     """Tell whether any host keeps copies for others, as `buddies` has it; raises as it does."""
-    return bool(keep(layout, replicas))
+    return any(kept.group.is_distinct(kept.box).any() for kept in keep(layout, replicas))
 
 
 def buddy_stock(layout: Layout, replicas: int = 2) -> Stock:

@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from reshard.boxes import Box
+from reshard.boxes import Box, check_box
 from reshard.errors import UsageError
 from reshard.grid import (
     BoxTable,
     Column,
     Edges,
+    as_boxes,
     element_boxes,
     layout_edges,
     num_elements,
@@ -69,14 +70,14 @@ class Stock:
     @classmethod
     def of_holdings(cls, holdings: Iterable[Holding], step: int) -> Stock:
         """Return the stock of those of `holdings` that are of `step`; arrays held alike become one group."""
-        by_path: defaultdict[str, set[tuple[Box, HostId, Tier]]] = defaultdict(set)
+        by_path: defaultdict[tuple[str, int], set[tuple[Box, HostId, Tier]]] = defaultdict(set)
         for holding in holdings:
-            if holding.step == step:
-                by_path[holding.path].add((holding.box, holding.host, holding.tier))
+            if holding.step == step:  # by rank too, as boxes of another one fit no array of that path
+                by_path[holding.path, len(holding.box)].add((holding.box, holding.host, holding.tier))
         hosts = tuple(sorted({host for held in by_path.values() for _, host, _ in held}))
         index = {host: at for at, host in enumerate(hosts)}
         alike: defaultdict[frozenset[tuple[Box, HostId, Tier]], list[str]] = defaultdict(list)
-        for path, held in sorted(by_path.items()):
+        for (path, _), held in sorted(by_path.items()):
             alike[frozenset(held)].append(path)
         return cls(hosts=hosts, groups=tuple(_group(paths, held, index) for held, paths in alike.items()))
 
@@ -141,6 +142,33 @@ class Stock:
 def tier_column(tier: Tier, num: int) -> Column:
     """Return a column of `num` holdings that are all in `tier`, as indices into `TIERS`."""
     return np.full(num, TIERS.index(tier), np.int64)
+
+
+def held_boxes_of(group: HeldGroup) -> list[Box]:
+    """Return the boxes that somebody holds, each once."""
+    held = np.unique(group.box)
+    return as_boxes(group.boxes[held])
+
+
+def check_inside(group: HeldGroup, array: ArrayLayout) -> None:
+    """Raise `UsageError` when a box that somebody holds is outside the array."""
+    rank_agrees = len(group.edges) == len(array.shape)
+    if rank_agrees and all(
+        not len(along) or (along[0] >= 0 and along[-1] <= size)
+        for along, size in zip(group.edges, array.shape, strict=True)
+    ):
+        return
+    for box in held_boxes_of(group):
+        check_box(box, array.shape)
+
+
+def check_stock(stock: Stock, arrays: Iterable[ArrayLayout]) -> None:
+    """Raise `UsageError` when a box that somebody holds is outside its array, if it is one of `arrays`."""
+    by_path = {array.path: array for array in arrays}
+    for group in stock.groups:
+        known = {by_path[path].shape: by_path[path] for path in group.paths if path in by_path}
+        for array in known.values():
+            check_inside(group, array)
 
 
 def _renumbering(number: Column) -> Callable[[HeldGroup], tuple[Column, Column, Column]]:

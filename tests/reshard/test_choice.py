@@ -11,7 +11,7 @@ from reshard.choice import ALLOWED, LayoutChoice, choose_layout
 from reshard.choice_figures import Candidate, Figures, Limits, SimpleCosts
 from reshard.errors import UsageError
 from reshard.fits import fitted_spec
-from reshard.holdings import layout_holdings
+from reshard.holdings import Holding, layout_holdings
 from reshard.ids import HostId
 from reshard.layout import Layout
 from reshard.planner import make_plan
@@ -357,3 +357,37 @@ def test_choice_explains_every_candidate_with_figures_and_reasons():
         "    a step of 1.334 s and 0.000447 s to get there: 1334 s with 1,000 steps",
         "- data=3 on 3 slices (shrink): refused, dim 0 (4,096) of mu does not divide into 3",
     ]
+
+
+def test_choice_answers_when_nothing_of_the_state_is_left():
+    mesh = cluster(DATA, 4)
+    layout = Layout(mesh=mesh, arrays=(array("w", (12, 4), "data"),))
+    nothing = Stock.of_layout(layout).without(mesh.distinct_hosts())
+    choice = choose_layout(layout, survivors(mesh, 0), 4, holdings=nothing)
+    assert choice.candidates[0].figures.bytes_moved == 3 * 2 * 4 * 4 * 4
+
+
+def test_choice_refuses_an_axis_the_mesh_has_not_and_holdings_outside_their_array():
+    mesh = cluster(DATA, 4)
+    layout = Layout(mesh=mesh, arrays=(array("w", (12, 4), "data"),))
+    with pytest.raises(UsageError, match="no axis 'nope'"):
+        choose_layout(layout, survivors(mesh, 0), 4, axes=("nope",))
+    outside = Holding(host=HostId(0), step=1, path="w", box=((0, 12),), checksum=0, tier="shm")
+    with pytest.raises(UsageError, match="outside an array of shape"):
+        choose_layout(layout, survivors(mesh, 0), 4, holdings=[outside])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda choice: choice["candidates"].clear(),
+        lambda choice: choice["candidates"][0].pop("cost_s"),
+        lambda choice: choice["candidates"][0].pop("figures"),
+        lambda choice: choice["candidates"][0].__setitem__("slices", "x"),
+    ],
+)
+def test_choice_refuses_json_that_does_not_fit(change):
+    choice = json.loads(choose(cluster(DATA, 4), [array("w", (12, 4), "data")], (0,)).to_json())
+    change(choice)
+    with pytest.raises(UsageError):
+        LayoutChoice.from_json(json.dumps(choice))

@@ -28,6 +28,7 @@ def make(**changes):
         ({"step": -1}, "below zero"),
         ({"tier": "tape"}, "'tape' is not a tier; one of device, shm, peer, persistent"),
         ({"box": ((4, 0),)}, "is not a box"),
+        ({"box": ((0, 10**30),)}, "beyond any array"),
     ],
 )
 def test_holding_refuses_impossible_values(changes, message):

@@ -25,6 +25,7 @@ def test_host_id_refuses_other_text_and_says_what_it_expects(text):
         HostId.parse(text)
 
 
-def test_host_id_refuses_negative_indices():
+@pytest.mark.parametrize("indices", [(-1, 0), (0, -1), (2**31, 0), (0, 10**30)])
+def test_host_id_refuses_indices_that_are_negative_or_no_numbers_of_hosts(indices):
     with pytest.raises(UsageError, match="count from zero"):
-        HostId(slice_index=-1)
+        HostId(*indices)

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import jax
 import msgspec
@@ -318,3 +319,18 @@ def test_layout_boxes_stay_cheap_at_thousands_of_devices():
     assert len(boxes) == 8192
     assert sum(map(volume, boxes)) == 4096 * 512
     assert layout.boxes(array((4096, 512), (("data", "fsdp"), ("model",)), path="other")) is boxes
+
+
+@pytest.mark.parametrize("shape", [(2**62,), (2**21,) * 3, (10**30,), (0, 10**30)])
+def test_array_layout_refuses_more_bytes_than_can_be_counted(shape):
+    with pytest.raises(UsageError, match=r"'w' of shape .* more bytes than can be counted"):
+        ArrayLayout(path="w", shape=shape, dtype="float32", itemsize=4)
+
+
+def test_layout_refuses_more_bytes_on_all_devices_than_can_be_counted():
+    hosts = tuple(map(HostId, range(4)))
+    mesh = MeshLayout(axis_names=("data",), axis_sizes=(4,), hosts=hosts)
+    array = ArrayLayout(path="w", shape=(2**60,), dtype="float32", itemsize=4, spec=(("data",),))
+    Layout(mesh=mesh, arrays=(array,))
+    with pytest.raises(UsageError, match="4 devices of 4,611,686,018,427,387,904 bytes of state each"):
+        Layout(mesh=mesh, arrays=(replace(array, spec=()),))

@@ -49,7 +49,23 @@ def test_plan_reads_back_equal_from_its_json(pair, min_cut_bytes):
         assert (again.bytes_local, again.bytes_reused) == (plan.bytes_local, plan.bytes_reused)
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b'{"step": "x"}', b'{"step": 1, "groups": [{}]}'])
+NO_GROUPS = b'{"step": 1, "hosts": [%s], "bytes_lower_bound": 0, "groups": [], "more": %s}'
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b"\xff",
+        b'{"step": "x"}',
+        b'{"step": 1, "groups": [{}]}',
+        NO_GROUPS % (b'"s0h0", "s0h0"', b"0"),
+        NO_GROUPS % (b"", b"[" * 100_000 + b"]" * 100_000),
+        (NO_GROUPS % (b"", b"0")).replace(b'"step": 1', b'"step": -1'),
+    ],
+    ids=lambda data: data[:40],
+)
 def test_plan_refuses_json_that_is_no_plan(data):
     with pytest.raises(UsageError, match="this is not a plan"):
         Plan.from_json(data)
@@ -75,6 +91,15 @@ def changed(change):
         (lambda group: group["rows"].pop("tier"), "this is not a plan"),
         (lambda group: group["rows"]["tier"].pop(), "columns of different lengths"),
         (lambda group: group["classes"].clear(), "this is not a plan"),
+        (lambda group: group["rows"]["piece"].__setitem__(0, 2**70), "this is not a plan"),
+        (lambda group: group["classes"][0]["edges"][0].__setitem__(0, 99), "do not ascend"),
+        (
+            lambda group: group["classes"][0]["edges"][0].__setitem__(-1, 2**62 + 1),
+            "more bytes than can be counted",
+        ),
+        (lambda group: group["classes"][0].__setitem__("itemsize", 0), "without names or bytes"),
+        (lambda group: group["low"].__setitem__(0, [-1] * len(group["low"][0])), "not between the edges"),
+        (lambda group: group["high"].__setitem__(0, [99] * len(group["high"][0])), "not between the edges"),
     ],
 )
 def test_plan_refuses_json_with_rows_that_do_not_fit(change, message):

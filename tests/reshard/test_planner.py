@@ -279,3 +279,36 @@ def test_plan_reuses_a_box_exactly_where_the_target_has_it_whole(situation):
     assert plan.bytes_reused <= whole
     if all(len([h for h in holdings if (h.host, h.path) == (host, a.path)]) <= 1 for host, a, _ in wanted):
         assert plan.bytes_reused == whole
+
+
+def test_plan_names_the_first_missing_array_of_those_alike_as_the_layout_has_them():
+    arrays = replicated(HOSTS[:1], 4, "b").arrays + replicated(HOSTS[:1], 4, "a").arrays
+    with pytest.raises(MissingShardError, match="no surviving copy of 'b'"):
+        make_plan(Layout(mesh=replicated(HOSTS[:1], 4).mesh, arrays=arrays), [], step=1)
+
+
+def test_plan_refuses_a_holding_of_another_rank_and_ignores_one_of_an_array_the_layout_lacks():
+    copies = [
+        held(HOSTS[0], ((0, 4),)),
+        held(HOSTS[1], ((0, 4), (0, 2)), path="x"),
+        held(HOSTS[1], (), path="x"),
+    ]
+    assert make_plan(replicated(HOSTS[:1], 4), copies, step=1).bytes_local == 4
+    with pytest.raises(UsageError, match="outside an array of shape"):
+        make_plan(replicated(HOSTS[:1], 4), [*copies, held(HOSTS[1], ((0, 4), (0, 2)))], step=1)
+
+
+def test_plan_counts_arrays_of_a_trillion_elements():
+    num = 10**12
+    mesh = replicated(HOSTS, 1).mesh
+    array = ArrayLayout(path="w", shape=(num,), dtype="complex128", itemsize=16)
+    plan = make_plan(Layout(mesh=mesh, arrays=(array,)), [held(HOSTS[0], ((0, num),))], step=1)
+    assert (plan.bytes_moved, plan.bytes_local) == (3 * 16 * num, 16 * num)
+
+
+def test_plan_refuses_boxes_that_fall_into_more_pieces_than_memory_holds():
+    """400 boxes on as many hosts, all of which begin and end elsewhere in three dims."""
+    array = ArrayLayout(path="w", shape=(2000,) * 3, dtype="uint8", itemsize=1)
+    copies = [held(HostId(n), ((n, 1000 + n),) * 3) for n in range(400)]
+    with pytest.raises(UsageError, match="'w' falls into 26,112,000,000 pieces"):
+        make_plan(Layout(mesh=replicated(HOSTS[:1], 1).mesh, arrays=(array,)), copies, step=1)

@@ -391,3 +391,13 @@ def test_buddies_place_nothing_when_there_is_one_slice():
 def test_buddies_refuse_less_than_one_replica():
     with pytest.raises(UsageError, match="replicas must be at least 1, got 0"):
         buddies(sharded_over_slices(2, 2, [5]), replicas=0)
+
+
+def test_no_buddies_are_needed_for_empty_parts_that_repeat_another():
+    """Part 0 has the only element; part 2 is as empty as part 1, and on one slice only."""
+    a, b = HostId(0), HostId(1)
+    mesh = MeshLayout(axis_names=("data", "model"), axis_sizes=(3, 2), hosts=(a, b, a, b, a, a))
+    array = ArrayLayout(path="w", shape=(1,), dtype="uint8", itemsize=1, spec=(("data",),), padded=True)
+    layout = Layout(mesh=mesh, arrays=(array,))
+    assert not any(buddies(layout).values())
+    assert not needs_buddies(layout)
