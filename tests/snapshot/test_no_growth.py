@@ -76,7 +76,7 @@ def test_memory_of_restored_states_is_freed_and_donation_needs_no_more(root: Pat
     step = jax.jit(lambda tree: [leaf + 1 for leaf in tree], donate_argnums=0)
     target = target_of(state)
     peaks = []
-    for _ in range(8):
+    for _ in range(24):
         source = arena.find_shards(1)
         restored = restore(target, source)
         source.close()
@@ -85,7 +85,8 @@ def test_memory_of_restored_states_is_freed_and_donation_needs_no_more(root: Pat
         peaks.append(resident_bytes())
         del restored
     used = usage(root)
-    assert max(peaks[4:]) - max(peaks[:4]) < 16 * MIB  # a state has 32 MiB
+    # A leak of one array of 4 MiB a round would make 48 MiB; the allocator may keep a state's 32 MiB or less.
+    assert max(peaks[12:]) - max(peaks[:12]) < 32 * MIB
     source = arena.find_shards(1)
     restore(target, source)
     source.close()
