@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import api, cache_key, distributed, xla_bridge
+from jax._src import api, cache_key, compiler, distributed, xla_bridge
 from jaxlib import _jax
 
 from reshard.errors import UsageError
@@ -82,6 +82,9 @@ def drop_backend() -> None:
     afterwards.
     """
     api.clear_backends()
+    # Programs that one process compiled for all stay here for good, and with them their backend and its
+    # client, which aborts this process when its service ends, some generations later.
+    compiler._compile_and_share_module.modules_cache.clear()  # type: ignore[attr-defined]
     state = distributed.global_state
     state.client = None
     state.process_id = 0
