@@ -19,8 +19,9 @@ from reshard.pattern import Pattern
 from reshard.plan_rows import Rows
 from reshard.runs import Runs
 
-EVEN_WITHIN = 0.02
-"""By so much of the mean load a source's may grow for the sake of whole demands."""
+EVEN_WITHIN = 0.04
+"""By so much of the mean load a source's may grow for the sake of whole demands: in each of its pools by half
+of one where its run begins, and half of one where it ends."""
 
 _Point = tuple[int, int, int]
 """A place in a row of demands: (demand, array, elements of its cut dim)."""
@@ -101,7 +102,7 @@ class _Demands:
             nbytes=nbytes[order],
             pools=pools,
             pool_bytes=pool_bytes,
-            small_bytes=2 * EVEN_WITHIN * mean_bytes / int(num_pools.max(initial=1)),
+            small_bytes=EVEN_WITHIN * mean_bytes / int(num_pools.max(initial=1)),
         )
 
 

@@ -23,6 +23,10 @@ from reshard.ids import HostId
 from reshard.layout import ArrayLayout, Layout
 from reshard.redundancy_patterns import Patterns, patterns
 
+SMALL = 0.01
+"""By so much of the mean share a host's may grow for arrays alike that take few patterns."""
+FEW_PATTERNS = 16
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DealtGroup:
@@ -94,9 +98,11 @@ def deal(layout: Layout, replicas: int) -> Dealing:
     scale = Scale(len(hosts))
     num_dealt = 0
     groups: list[DealtGroup] = []
-    for alike in _alike(layout, replicas):
+    all_alike = _alike(layout, replicas)
+    small_nbytes = SMALL * sum(alike.dealt_nbytes for alike in all_alike) / len(hosts)
+    for alike in all_alike:
         made, nbytes = alike.patterns, alike.nbytes
-        taken = _taken(scale, made, nbytes, len(alike.paths))
+        taken = _taken(scale, alike, small_nbytes)
         for pattern in sorted(set(taken)):
             places = [place for place, other in enumerate(taken) if other == pattern]
             groups.append(
@@ -148,14 +154,32 @@ class _Alike(NamedTuple):
     edges: Edges
     nbytes: Column
 
+    @property
+    def row_nbytes(self) -> Column:
+        """The bytes of each row of `patterns.box`; empty boxes are dealt evenly too, so they count as one."""
+        return np.maximum(self.nbytes, 1)[self.patterns.box]
 
-def _taken(scale: Scale, made: Patterns, nbytes: Column, num_arrays: int) -> list[int]:
-    """Return the patterns that arrays alike take."""
-    row_nbytes = np.maximum(nbytes, 1)[made.box]  # empty boxes are dealt evenly too
+    @property
+    def dealt_nbytes(self) -> int:
+        """The bytes of all copies of all the arrays."""
+        return int(self.row_nbytes.sum()) * len(self.paths)
+
+
+def _taken(scale: Scale, alike: _Alike, small_nbytes: float) -> list[int]:
+    """Return the patterns that arrays alike take.
+
+    Arrays that make at most `small_nbytes` on any host when they take a few patterns do so: spread over all,
+    each could be held by hosts of its own, and would be planned by itself.
+    """
+    made, row_nbytes, num_arrays = alike.patterns, alike.row_nbytes, len(alike.paths)
     if made.num_patterns == 1:
         scale.add(made.host[0], row_nbytes * num_arrays)
         return [0] * num_arrays
-    return [scale.take_lightest(id(made), made.host, row_nbytes) for _ in range(num_arrays)]
+    options = made.host
+    if np.bincount(made.host[0], weights=row_nbytes).max() * num_arrays <= FEW_PATTERNS * small_nbytes:
+        options = made.host[:FEW_PATTERNS]
+    key = id(made), len(options)
+    return [scale.take_lightest(key, options, row_nbytes) for _ in range(num_arrays)]
 
 
 def _alike(layout: Layout, replicas: int) -> list[_Alike]:

@@ -11,7 +11,7 @@ from reshard.ids import HostId
 from reshard.layout import ArrayLayout, Layout, MeshLayout
 from reshard.persist_shares import persist_shares
 from reshard.redundancy import buddy_stock, capture_stock
-from reshard.redundancy_dealing import deal
+from reshard.redundancy_dealing import FEW_PATTERNS, deal
 
 D, FFN, KV, VOCAB = 4096, 14336, 1024, 128256  # 8B-like: arrays are few and unequal for 2,048 hosts
 CHIPS_A_HOST = 4
@@ -131,3 +131,19 @@ def test_dealing_refuses_a_host_outside_the_mesh_and_less_than_one_replica():
         deal(layout, 2).index_of(HostId(5))
     with pytest.raises(UsageError, match="replicas must be at least 1, got 0"):
         deal(layout, 0)
+
+
+def test_small_arrays_that_many_hosts_hold_take_few_patterns_and_leave_shares_even():
+    hosts = tuple(HostId(s, h) for s in range(8) for h in range(16))
+    mesh = MeshLayout(axis_names=("data", "fsdp"), axis_sizes=(8, 16), hosts=hosts)
+    large = [
+        ArrayLayout(path=f"w{n:03}", shape=(16 << 14,), dtype="float32", itemsize=4, spec=(("fsdp",),))
+        for n in range(64)
+    ]
+    norms = [ArrayLayout(path=f"n{n:03}", shape=(64,), dtype="float32", itemsize=4) for n in range(300)]
+    layout = Layout(mesh=mesh, arrays=(*large, *norms))
+    norm_groups = [group for group in deal(layout, 2).groups if group.paths[0].startswith("n")]
+    assert sum(len(group.paths) for group in norm_groups) == 300
+    assert len(norm_groups) == FEW_PATTERNS
+    shares = list(capture_stock(layout, 2).bytes_by_host(layout).values())
+    assert max(shares) <= 1.01 * sum(shares) / len(shares)
