@@ -105,13 +105,13 @@ class LeashCut:
 
 
 class Agent:
-    """The sidecar of slice `slice_index`; `run` returns when the job is over."""
+    """The sidecar of slice `member`; `run` returns when the job is over."""
 
-    def __init__(self, spec: JobSpec, token: str, slice_index: int) -> None:
+    def __init__(self, spec: JobSpec, token: str, member: int) -> None:
         self._spec = spec
-        self._slice = slice_index
+        self._member = member
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._arena = Arena.create(spec.job_id, host_of(slice_index), root=spec.shm_root)
+        self._arena = Arena.create(spec.job_id, host_of(member), root=spec.shm_root)
         self.generation = 0
         self._worker: WorkerProcess | None = None
         self._worker_state = WorkerState.NONE
@@ -134,7 +134,7 @@ class Agent:
         self._server.start()
         self._tasks = ArenaTasks(
             self._arena,
-            slice_index,
+            member,
             token,
             tls=spec.tls,
             persist_root=spec.persist_root,
@@ -144,14 +144,14 @@ class Agent:
         if spec.persist is not None:
             replicas = spec.config.replicas
             self._persister = Persister(
-                spec.persist, spec.job_id, slice_index, replicas, self._arena, self._inbox.put
+                spec.persist, spec.job_id, member, replicas, self._arena, self._inbox.put
             )
         self._pull = AgentPull(token, spec.tls)
-        host, replicas = host_of(slice_index), spec.config.replicas
+        host, replicas = host_of(member), spec.config.replicas
         self._buddies = BuddyKeeper(self._arena, host, replicas, self._pull, self._inbox.put)
         self._buddies.start()
-        self._socket = WorkerSocket(spec.socket_path(slice_index), self._inbox.put, self._refused)
-        self._stream = CoordinatorStream(spec, token, slice_index, self._inbox.put)
+        self._socket = WorkerSocket(spec.socket_path(member), self._inbox.put, self._refused)
+        self._stream = CoordinatorStream(spec, token, member, self._inbox.put)
         self._over = False
         self._said: dict[type[Any], Any] = {}
         self._end_by_s: float | None = None
@@ -205,7 +205,7 @@ class Agent:
         self._stream.attach(
             self.generation,
             AgentAttached(
-                slice_index=self._slice,
+                member=self._member,
                 worker=self._worker_state,
                 worker_pid=self._worker.pid if self._worker else 0,
                 generation=self.generation,
@@ -296,7 +296,7 @@ class Agent:
         self._worker.kill()
         self._send(
             WorkerLost(
-                slice_index=self._slice,
+                member=self._member,
                 pid=self._worker.pid,
                 cause=f"the worker was ended: {cause}",
                 detector=detector,
@@ -317,7 +317,7 @@ class Agent:
         elif exit_.is_loss:
             self._send(
                 WorkerLost(
-                    slice_index=self._slice,
+                    member=self._member,
                     pid=exit_.pid,
                     cause=str(exit_),
                     detector="process-exit",
@@ -329,10 +329,8 @@ class Agent:
             where = (
                 "before its session began" if state is WorkerState.STARTING else "in the middle of the job"
             )
-            log = self._spec.directory / "logs" / f"worker-{self._slice}.log"
-            self._send(
-                WorkerFailed(slice_index=self._slice, error=f"{exit_} {where}; its output is in {log}")
-            )
+            log = self._spec.directory / "logs" / f"worker-{self._member}.log"
+            self._send(WorkerFailed(member=self._member, error=f"{exit_} {where}; its output is in {log}"))
         if self._fence_pending:
             self._report_fenced()
 
@@ -374,7 +372,7 @@ class Agent:
                 self._persister.loop_ended()
             self._send(
                 Finished(
-                    slice_index=self._slice,
+                    member=self._member,
                     generation=message.generation,
                     step=message.step,
                     snapshots=self._tasks.snapshots(),  # the digest verifies what it reads
@@ -409,7 +407,7 @@ class Agent:
         else:
             self._worker_state = WorkerState.READY
             if self._stream.is_attached:
-                self._send(WorkerReady(slice_index=self._slice, pid=hello.pid))
+                self._send(WorkerReady(member=self._member, pid=hello.pid))
 
     def _reserve(self, wanted: Reserve) -> Reserved:
         try:
@@ -436,7 +434,7 @@ class Agent:
             snapshot = self._tasks.summary_of(message.restored_step, message.generation)
         self._send(
             Rebuilt(
-                slice_index=self._slice,
+                member=self._member,
                 generation=message.generation,
                 snapshot=snapshot,
                 form_s=message.form_s,
@@ -454,7 +452,7 @@ class Agent:
         if verified.generation == self.generation and not self._fence_pending:
             self._send(
                 Fenced(
-                    slice_index=self._slice,
+                    member=self._member,
                     generation=self.generation,
                     worker=self._worker_state,
                     snapshots=verified.snapshots,
@@ -516,7 +514,7 @@ class Agent:
     def _start_worker(self) -> None:
         if self._worker is not None:
             self._end_quietly("another takes its place")
-        self._worker = WorkerProcess.start(self._spec, self._slice, self._inbox.put)
+        self._worker = WorkerProcess.start(self._spec, self._member, self._inbox.put)
         self._worker_state = WorkerState.STARTING
         self._heard_s = time.monotonic()
         write_pid(self._arena.directory / PID_FILE, self._worker.pid)
@@ -543,9 +541,9 @@ class Agent:
 
 def main() -> int:
     """Run the agent of a slice."""
-    directory, slice_index = Path(sys.argv[1]), int(sys.argv[2])
+    directory, member = Path(sys.argv[1]), int(sys.argv[2])
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    return Agent(load_job(directory), load_token(directory), slice_index).run()
+    return Agent(load_job(directory), load_token(directory), member).run()
 
 
 if __name__ == "__main__":

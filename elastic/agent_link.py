@@ -68,9 +68,9 @@ class AgentLink:
     from a thread.
     """
 
-    def __init__(self, spec: JobSpec, slice_index: int, unblock: Callable[[], None]) -> None:
+    def __init__(self, spec: JobSpec, member: int, unblock: Callable[[], None]) -> None:
         self._spec = spec
-        self._slice = slice_index
+        self._member = member
         self._unblock = unblock
         self._changed = threading.Condition()
         self._connection: FramedSocket | None = None
@@ -146,7 +146,7 @@ class AgentLink:
     def arenas(self) -> Mapping[HostId, Arena]:
         """This host's arena."""
         if not self._arenas:
-            host = host_of(self._slice)
+            host = host_of(self._member)
             self._arenas[host] = Arena.attach(self._spec.job_id, host, root=self._spec.shm_root)
         return self._arenas
 
@@ -200,7 +200,7 @@ class AgentLink:
 
     def laid_out(self, generation: int, layout: Layout, lacking: str = "") -> None:
         """Tell where each box of the world's state is, or is to be; see `Link`."""
-        told = LaidOut(slice_index=self._slice, generation=generation, layout=layout, lacking=lacking)
+        told = LaidOut(member=self._member, generation=generation, layout=layout, lacking=lacking)
         self._tell(told)
 
     def described(self, tree: TreeDescription) -> None:
@@ -210,7 +210,7 @@ class AgentLink:
     def captured(self, host: HostId, generation: int, step: int, checksums: bytes, *, is_audit: bool) -> None:
         """Tell the checksums of a capture (with the commit of its step, if one follows), or of an audit."""
         captured = Captured(
-            slice_index=host.slice_index,
+            member=self._member,
             generation=generation,
             step=step,
             checksums=checksums,
@@ -240,7 +240,7 @@ class AgentLink:
     def left(self, generation: int) -> None:
         """Tell that the loop has stopped at a boundary as told, or has rehearsed."""
         self._tell_held()
-        self._tell(LeftWorld(slice_index=self._slice, generation=generation))
+        self._tell(LeftWorld(member=self._member, generation=generation))
 
     def ended(self, generation: int, step: int) -> None:
         """Tell that the training loop has come to its end."""
@@ -249,15 +249,15 @@ class AgentLink:
 
     def step_failed(self, generation: int, error: str, devices: str | None = None) -> None:
         """Tell that a step failed in a way that a lost peer may explain; see `Link`."""
-        self._tell(StepFailed(slice_index=self._slice, generation=generation, error=error, devices=devices))
+        self._tell(StepFailed(member=self._member, generation=generation, error=error, devices=devices))
 
     def user_failed(self, error: str, exit_status: int) -> None:
         """Tell that the user's code raised."""
-        self._tell(WorkerFailed(slice_index=self._slice, error=error, exit_status=exit_status))
+        self._tell(WorkerFailed(member=self._member, error=error, exit_status=exit_status))
 
     def preempted(self) -> None:
         """Tell that this worker was told to leave (SIGTERM)."""
-        self._tell(PreemptionNotice(slice_index=self._slice))
+        self._tell(PreemptionNotice(member=self._member))
 
     def unwound(self, generation: int) -> None:
         """Tell that the devices of every world before the newest generation are dropped."""
@@ -292,7 +292,7 @@ class AgentLink:
                 self._unheard.append(message)
 
     def _connect(self) -> None:
-        path = str(self._spec.socket_path(self._slice))
+        path = str(self._spec.socket_path(self._member))
         deadline_s = time.monotonic() + self._spec.lease_s
         while True:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -335,7 +335,7 @@ class AgentLink:
     def _take(self, message: object) -> None:
         self._heard_s = time.monotonic()
         if isinstance(message, TakeStacks):
-            self._tell(report_stacks(self._spec.directory, self._slice, message.generation))
+            self._tell(report_stacks(self._spec.directory, self._member, message.generation))
             return
         with self._changed:
             if isinstance(message, EnterWorld):

@@ -96,14 +96,14 @@ class Persister:
         self,
         spec: PersistSpec,
         job_id: str,
-        slice_index: int,
+        member: int,
         replicas: int,
         arena: Arena,
         tell: Callable[[Any], None],
     ) -> None:
         self._spec = spec
         self._job_id = job_id
-        self._slice = slice_index
+        self._member = member
         self._replicas = replicas
         self._arena = arena
         self._tell = tell
@@ -128,7 +128,7 @@ class Persister:
             if self._unsettled is not None and not self._give_up_late():
                 why = f"the tier is too slow: step {self._unsettled[1]} was still being written"
                 self._left_out = SharePersisted(
-                    slice_index=self._slice, generation=generation, step=step, error=why, left_out=True
+                    member=self._member, generation=generation, step=step, error=why, left_out=True
                 )
             else:
                 self._begin(generation, step)
@@ -259,7 +259,7 @@ class Persister:
         layout = facts.layout
         self._tell(
             Persisted(
-                slice_index=self._slice,
+                member=self._member,
                 generation=command.generation,
                 step=command.step,
                 snapshot=SnapshotSummary(
@@ -277,11 +277,11 @@ class Persister:
         return begin(self._spec.directory, step, generation, epoch=self._spec.epoch)
 
     def _tell_share(self, generation: int, step: int, error: str) -> None:
-        self._tell(SharePersisted(slice_index=self._slice, generation=generation, step=step, error=error))
+        self._tell(SharePersisted(member=self._member, generation=generation, step=step, error=error))
 
     def _tell_failed(self, command: FinishPersist, error: str) -> None:
         self._tell(
-            Persisted(slice_index=self._slice, generation=command.generation, step=command.step, error=error)
+            Persisted(member=self._member, generation=command.generation, step=command.step, error=error)
         )
 
 

@@ -31,10 +31,10 @@ class StreamLost:
 class CoordinatorStream:
     """Sends events and hands commands to `on_item`; after a break `on_item` gets a StreamLost."""
 
-    def __init__(self, spec: JobSpec, token: str, slice_index: int, on_item: Callable[[Any], None]) -> None:
+    def __init__(self, spec: JobSpec, token: str, member: int, on_item: Callable[[Any], None]) -> None:
         self._spec = spec
         self._metadata = bearer(token)
-        self._slice = slice_index
+        self._member = member
         self._on_item = on_item
         self._outbox: queue.SimpleQueue[pb.Envelope | None] = queue.SimpleQueue()
         self._channel: grpc.Channel | None = None
@@ -66,7 +66,7 @@ class CoordinatorStream:
 
     def _envelope(self, generation: int, event: Any) -> pb.Envelope:
         name, body = CONTROL_CODEC.encode(event)
-        return pb.Envelope(generation=generation, slice_index=self._slice, kind=name, body=body)
+        return pb.Envelope(generation=generation, member=self._member, kind=name, body=body)
 
     def is_silent_for(self, lease_s: float) -> bool:
         """Whether nothing was heard from the coordinator for so long."""

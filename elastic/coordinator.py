@@ -107,8 +107,8 @@ class Coordinator:
         event = CONTROL_CODEC.decode(first.kind, first.body)
         if not isinstance(event, AgentAttached):
             raise WireError(f"an agent's first message must be AgentAttached, not {first.kind}")
-        index = event.slice_index
-        if index != first.slice_index or not 0 <= index < self._spec.config.num_slices:
+        index = event.member
+        if index != first.member or not 0 <= index < self._spec.config.num_slices:
             raise UnknownSenderError(f"there is no slice {index} in this job, or it is not the sender's")
         outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         now = _now()
@@ -121,34 +121,34 @@ class Coordinator:
         self._inbox.put((index, event))
         return outbox
 
-    def hear(self, slice_index: int, outbox: queue.SimpleQueue[Any], envelope: pb.Envelope) -> None:
+    def hear(self, member: int, outbox: queue.SimpleQueue[Any], envelope: pb.Envelope) -> None:
         """Take in one message of an attached agent."""
-        agent = self._agents.get(slice_index)
+        agent = self._agents.get(member)
         if agent is None or agent.outbox is not outbox:
             return  # another agent of this slice has taken over
         now = _now()
         agent.heard_mono_s, agent.heard_unix_s = now.mono_s, now.unix_s
         value = CONTROL_CODEC.decode(envelope.kind, envelope.body)
         if isinstance(value, RefusalsTold):
-            sender = f"slice {slice_index}: {value.sender}"
+            sender = f"slice {member}: {value.sender}"
             self.refuse(sender, value.reason, value.reason, surface=value.surface, num=value.num)
         elif not isinstance(value, Heartbeat):
-            self._inbox.put((slice_index, value))
+            self._inbox.put((member, value))
 
-    def detach(self, slice_index: int, outbox: queue.SimpleQueue[Any]) -> None:
+    def detach(self, member: int, outbox: queue.SimpleQueue[Any]) -> None:
         """An agent's stream has ended."""
         outbox.put(CLOSED)
         with self._agents_lock:
-            agent = self._agents.get(slice_index)
+            agent = self._agents.get(member)
             is_ours = agent is not None and agent.outbox is outbox
             if is_ours:
-                self._agents = {index: a for index, a in self._agents.items() if index != slice_index}
+                self._agents = {index: a for index, a in self._agents.items() if index != member}
         if is_ours and agent is not None:
             self._inbox.put(
                 (
-                    slice_index,
+                    member,
                     AgentLost(
-                        slice_index=slice_index,
+                        member=member,
                         detector="agent-stream",
                         last_life_unix_s=agent.heard_unix_s,
                     ),
@@ -203,7 +203,7 @@ class Coordinator:
                 "persist_failed_step": None if state.persist_failed_step < 0 else state.persist_failed_step,
                 "members": [
                     {
-                        "slice": member.slice_index,
+                        "slice": member.index,
                         "attached": member.attached,
                         "worker": member.worker.value,
                         "pid": member.worker_pid,
@@ -251,14 +251,14 @@ class Coordinator:
             record = event.record
             self._step(
                 Committed(
-                    slice_index=sender,
+                    member=sender,
                     generation=record.generation,
                     step=record.step,
                     checksums=event.checksums,
                     compile_s=record.compile_s,
                 )
             )
-        elif getattr(event, "slice_index", sender) != sender and sender >= 0:
+        elif getattr(event, "member", sender) != sender and sender >= 0:
             reason = f"{type(event).__name__} in the name of another slice"
             self.refuse(f"slice {sender}", reason, "unknown-sender")
         else:
@@ -278,7 +278,7 @@ class Coordinator:
         """Let every agent know where the others serve their shards."""
         addresses = {index: peer.data_address for index, peer in self._agents.items()}
         for index in addresses:
-            self._send(Peers(slice_index=index, addresses=addresses))
+            self._send(Peers(member=index, addresses=addresses))
 
     def _step(self, event: Event) -> None:
         if self._state.phase is Phase.RUNNING:
@@ -306,7 +306,7 @@ class Coordinator:
             self._history.write(record)
 
     def _send(self, command: Any) -> None:
-        agent = self._agents.get(command.slice_index)
+        agent = self._agents.get(command.member)
         if isinstance(command, Stage | ComputeDigest):
             addresses = {index: peer.data_address for index, peer in self._agents.items()}
             command = replace(command, addresses=addresses)
@@ -314,7 +314,7 @@ class Coordinator:
             name, body = CONTROL_CODEC.encode(command)
             envelope = pb.Envelope(
                 generation=self._state.generation,
-                slice_index=command.slice_index,
+                member=command.member,
                 kind=name,
                 body=body,
             )
@@ -334,7 +334,7 @@ class Coordinator:
         self._shown_life_s = now_s
         name, body = CONTROL_CODEC.encode(Heartbeat(unix_s=time.time()))
         for index, agent in self._agents.items():
-            agent.outbox.put(pb.Envelope(generation=self.generation, slice_index=index, kind=name, body=body))
+            agent.outbox.put(pb.Envelope(generation=self.generation, member=index, kind=name, body=body))
 
     def _service_ready(self, generation: int, address: str) -> None:
         self._inbox.put((-1, ServiceReady(generation=generation, address=address)))

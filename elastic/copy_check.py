@@ -126,8 +126,8 @@ class CopyCheck:
         key = (event.step, event.is_audit)
         tables = {(table.step, table.is_audit): table for table in self.tables}
         known = tables.get(key, Table(step=event.step, is_audit=event.is_audit, checksums=()))
-        others = tuple(entry for entry in known.checksums if entry[0] != event.slice_index)
-        tables[key] = replace(known, checksums=(*others, (event.slice_index, event.checksums)))
+        others = tuple(entry for entry in known.checksums if entry[0] != event.member)
+        tables[key] = replace(known, checksums=(*others, (event.member, event.checksums)))
         return replace(self, tables=tuple(tables[key] for key in sorted(tables)))
 
     def _with_index(self, layout: Layout, replicas: int, *, is_audit: bool) -> tuple[CopyCheck, CopyIndex]:

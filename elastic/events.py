@@ -2,7 +2,8 @@
 
 Everything here crosses a process boundary as msgspec-encoded data, so nothing holds a reference, a clock or a
 handle.
-A slice is a fault domain; in this version it has one host, so a slice index names both.
+`member` names a host of the job, by its number: what an agent and its worker are addressed by. A slice is a
+fault domain; in this version it has one host, so the number of a member is the index of its slice.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class AgentAttached:
     It then tells again what its worker said last in this world: Rebuilt, StepFailed, LeftWorld, Finished.
     """
 
-    slice_index: int
+    member: int
     worker: WorkerState
     worker_pid: int
     generation: int
@@ -111,7 +112,7 @@ class AgentAttached:
 class AgentLost:
     """An agent's stream broke or its heartbeat is too old."""
 
-    slice_index: int
+    member: int
     detector: str
     last_life_unix_s: float
 
@@ -120,7 +121,7 @@ class AgentLost:
 class WorkerReady:
     """A worker has reached its session and waits for a world."""
 
-    slice_index: int
+    member: int
     pid: int
 
 
@@ -128,7 +129,7 @@ class WorkerReady:
 class WorkerLost:
     """A worker process ended, or was ended because it hung. `aborted`: it ended itself (SIGABRT)."""
 
-    slice_index: int
+    member: int
     pid: int
     cause: str
     detector: str
@@ -140,7 +141,7 @@ class WorkerLost:
 class WorkerFailed:
     """The user's code raised: not a loss. The job must stop with this message, and exit with this status."""
 
-    slice_index: int
+    member: int
     error: str
     exit_status: int = 1
 
@@ -149,14 +150,14 @@ class WorkerFailed:
 class PreemptionNotice:
     """The worker was told (SIGTERM) that it must leave soon."""
 
-    slice_index: int
+    member: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fenced:
     """A host is out of every world before `generation`; these verified snapshots are in its memory."""
 
-    slice_index: int
+    member: int
     generation: int
     worker: WorkerState
     snapshots: tuple[SnapshotSummary, ...]
@@ -167,7 +168,7 @@ class Fenced:
 class Staged:
     """A host has, verified, all it was told to fetch; or it says why not. `rejected`: copies passed over."""
 
-    slice_index: int
+    member: int
     generation: int
     error: str = ""
     rejected: tuple[str, ...] = ()
@@ -180,7 +181,7 @@ class Rebuilt:
     It has captured it again as `snapshot` (None if the state is fresh).
     """
 
-    slice_index: int
+    member: int
     generation: int
     snapshot: SnapshotSummary | None
     form_s: float
@@ -194,7 +195,7 @@ class Committed:
     `compile_s` is what the step spent in compiling.
     """
 
-    slice_index: int
+    member: int
     generation: int
     step: int
     checksums: bytes = b""
@@ -209,7 +210,7 @@ class LaidOut:
     tells it has not the box named.
     """
 
-    slice_index: int
+    member: int
     generation: int
     layout: Layout
     lacking: str = ""
@@ -223,7 +224,7 @@ class Captured:
     hold, array by array in the order of the layout, devices in the order of the mesh.
     """
 
-    slice_index: int
+    member: int
     generation: int
     step: int
     checksums: bytes
@@ -234,7 +235,7 @@ class Captured:
 class LeftWorld:
     """A worker has stopped at a step boundary as told (or has rehearsed) and waits to be fenced."""
 
-    slice_index: int
+    member: int
     generation: int
 
 
@@ -242,7 +243,7 @@ class LeftWorld:
 class Finished:
     """A worker's training loop has come to its end; the host's snapshots at that moment."""
 
-    slice_index: int
+    member: int
     generation: int
     step: int
     snapshots: tuple[SnapshotSummary, ...] = ()
@@ -252,7 +253,7 @@ class Finished:
 class DigestDone:
     """An agent has computed the digest of a whole state ("" when the snapshot was overwritten meanwhile)."""
 
-    slice_index: int
+    member: int
     generation: int
     step: int
     purpose: Literal["captured", "restored", "final"]
@@ -266,7 +267,7 @@ class SharePersisted:
     `left_out`: it was due, but the one before was not settled yet, so no host begins it.
     """
 
-    slice_index: int
+    member: int
     generation: int
     step: int
     error: str = ""
@@ -280,7 +281,7 @@ class Persisted:
     `snapshot` tells its layout and position; it has no holdings. `persisted_bytes` are those of its arrays.
     """
 
-    slice_index: int
+    member: int
     generation: int
     step: int
     snapshot: SnapshotSummary | None = None
@@ -348,14 +349,14 @@ Event = AgentEvent | AgentLost | ServiceReady | PersistedFound | StopRequested |
 class StartWorker:
     """Start the slice's worker process; an older one is ended first."""
 
-    slice_index: int
+    member: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndWorker:
     """End the slice's worker process now."""
 
-    slice_index: int
+    member: int
     why: str
 
 
@@ -366,7 +367,7 @@ class Fence:
     With `leave_out` the worker has been told to leave: it ends, and is reported as NONE.
     """
 
-    slice_index: int
+    member: int
     generation: int
     leave_out: bool = False
 
@@ -375,7 +376,7 @@ class Fence:
 class StopAfter:
     """Let the worker stop at the boundary after `step` (or at its next one, if that is later)."""
 
-    slice_index: int
+    member: int
     generation: int
     step: int
 
@@ -384,7 +385,7 @@ class StopAfter:
 class AuditAfter:
     """Let the worker's first capture of `step` or later be an audit; if that is over, nothing."""
 
-    slice_index: int
+    member: int
     generation: int
     step: int
 
@@ -398,7 +399,7 @@ class Stage:
     The coordinator's shell fills in `addresses`: where each slice's agent serves its shards.
     """
 
-    slice_index: int
+    member: int
     generation: int
     step: int
     layout: Layout
@@ -416,7 +417,7 @@ class StagePersisted:
     Answered by Staged. `layout` is that of the snapshot.
     """
 
-    slice_index: int
+    member: int
     generation: int
     step: int
     layout: Layout
@@ -431,7 +432,7 @@ class FinishPersist:
     `restored_steps` tells which steps the job has left behind: generation and restored step of each world.
     """
 
-    slice_index: int
+    member: int
     generation: int
     step: int
     restored_steps: tuple[tuple[int, int], ...] = ()
@@ -443,7 +444,7 @@ class PersistSettled:
     the next one may begin.
     """
 
-    slice_index: int
+    member: int
     generation: int
     step: int
     failed: bool
@@ -453,7 +454,7 @@ class PersistSettled:
 class Peers:
     """Where the other slices' agents serve their shards; sent whenever that changes."""
 
-    slice_index: int
+    member: int
     addresses: dict[int, str]
 
 
@@ -461,7 +462,7 @@ class Peers:
 class Assign:
     """Form this world."""
 
-    slice_index: int
+    member: int
     world: WorldSpec
 
 
@@ -472,7 +473,7 @@ class ComputeDigest:
     With `is_persisted` it is read from the persistent tier.
     """
 
-    slice_index: int
+    member: int
     generation: int
     step: int
     of_generation: int
@@ -490,14 +491,14 @@ class ResetHost:
     Its snapshots may stay: they name their generation, and what a later world left behind is not chosen.
     """
 
-    slice_index: int
+    member: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shutdown:
     """The job is over: let the worker end (or end it), drop the memory, exit."""
 
-    slice_index: int
+    member: int
     completed: bool
 
 
@@ -536,6 +537,6 @@ AgentCommand = (
 Command = AgentCommand | StartService | Write
 
 
-def host_of(slice_index: int) -> HostId:
-    """The one host of a slice."""
-    return HostId(slice_index=slice_index)
+def host_of(member: int) -> HostId:
+    """The host of a member."""
+    return HostId(slice_index=member)

@@ -71,7 +71,7 @@ def is_stale(turn: Turn, event: Event) -> bool:
             MessageRefused(
                 unix_s=turn.now.unix_s,
                 generation=turn.state.generation,
-                sender=f"slice {event.slice_index}",
+                sender=f"slice {event.member}",
                 reason=f"{type(event).__name__} of step {event.step} from generation {event.generation}",
             )
         )
@@ -86,7 +86,7 @@ def observe(turn: Turn, event: Event) -> None:
 
 
 def _agent_attached(turn: Turn, event: AgentAttached) -> None:
-    index = event.slice_index
+    index = event.member
     member = turn.state.member(index)
     known = member.worker in (WorkerState.IN_WORLD, WorkerState.READY)
     found = event.worker in (WorkerState.IN_WORLD, WorkerState.READY)
@@ -107,16 +107,16 @@ def _agent_attached(turn: Turn, event: AgentAttached) -> None:
         if found:
             # A worker this job does not count on. Until its host attaches without it, the host is not there.
             turn.update(index, attached=False, worker=WorkerState.NONE, snapshots=(), fenced=False)
-            turn.send(ResetHost(slice_index=index))
+            turn.send(ResetHost(member=index))
             return
         turn.update(index, worker=event.worker, worker_pid=event.worker_pid, respawning=False)
     turn.repeat_orders(index)
 
 
 def _agent_lost(turn: Turn, event: AgentLost) -> None:
-    if turn.state.member(event.slice_index).attached:
+    if turn.state.member(event.member).attached:
         turn.update(
-            event.slice_index,
+            event.member,
             attached=False,
             gone_since_s=turn.now.mono_s,
             last_life_unix_s=event.last_life_unix_s,
@@ -124,10 +124,10 @@ def _agent_lost(turn: Turn, event: AgentLost) -> None:
 
 
 def _worker_ready(turn: Turn, event: WorkerReady) -> None:
-    if event.pid == turn.state.member(event.slice_index).ended_pid:
+    if event.pid == turn.state.member(event.member).ended_pid:
         return  # it was ended since
     turn.update(
-        event.slice_index,
+        event.member,
         worker=WorkerState.READY,
         worker_pid=event.pid,
         start_by_s=None,
@@ -136,25 +136,25 @@ def _worker_ready(turn: Turn, event: WorkerReady) -> None:
         fresh=True,
         respawning=False,
     )
-    turn.write_worker(event.slice_index, "ready", event.pid)
+    turn.write_worker(event.member, "ready", event.pid)
 
 
 def _worker_lost(turn: Turn, event: WorkerLost) -> None:
-    member = turn.state.member(event.slice_index)
+    member = turn.state.member(event.member)
     earlier = member.worker_pid and event.pid != member.worker_pid
-    turn.write_worker(event.slice_index, "ended", event.pid, event.cause)
+    turn.write_worker(event.member, "ended", event.pid, event.cause)
     if event.pid and (earlier or event.pid == member.ended_pid):
         return  # it counts as gone already
     if event.aborted and turn.state.phase is Phase.FENCING and member.worker is WorkerState.IN_WORLD:
         # The runtime could not take the loss of a peer and ended the process: the slice itself is well.
-        turn.plan_restart(event.slice_index)
-        turn.start_worker(event.slice_index)
-        turn.update(event.slice_index, respawning=True)
-        turn.write_worker(event.slice_index, "respawned", 0, event.cause)
+        turn.plan_restart(event.member)
+        turn.start_worker(event.member)
+        turn.update(event.member, respawning=True)
+        turn.write_worker(event.member, "respawned", 0, event.cause)
         return
     if not event.aborted:  # else a peer's loss may have ended it
-        quarantine.lost(turn, event.slice_index, event.cause)
-    _lose_worker(turn, event.slice_index, event.cause, event.detector, event.last_life_unix_s)
+        quarantine.lost(turn, event.member, event.cause)
+    _lose_worker(turn, event.member, event.cause, event.detector, event.last_life_unix_s)
 
 
 def _lose_worker(turn: Turn, index: int, cause: str, detector: str, last_life_unix_s: float) -> None:
@@ -166,43 +166,43 @@ def _lose_worker(turn: Turn, index: int, cause: str, detector: str, last_life_un
 
 
 def _worker_failed(turn: Turn, event: WorkerFailed) -> None:
-    turn.write_worker(event.slice_index, "failed", 0, event.error)
+    turn.write_worker(event.member, "failed", 0, event.error)
 
 
 def _preemption(turn: Turn, event: PreemptionNotice) -> None:
-    if turn.state.member(event.slice_index).worker is WorkerState.NONE:
+    if turn.state.member(event.member).worker is WorkerState.NONE:
         return
-    turn.update(event.slice_index, leaving=True)
-    turn.write_worker(event.slice_index, "leaving", 0, "told to leave (SIGTERM)")
+    turn.update(event.member, leaving=True)
+    turn.write_worker(event.member, "leaving", 0, "told to leave (SIGTERM)")
 
 
 def _fenced(turn: Turn, event: Fenced) -> None:
-    turn.update(event.slice_index, fenced=True, snapshots=event.snapshots)
-    member = turn.state.member(event.slice_index)
+    turn.update(event.member, fenced=True, snapshots=event.snapshots)
+    member = turn.state.member(event.member)
     is_leaving = turn.state.phase is Phase.FENCING and member.worker is WorkerState.IN_WORLD
     if is_leaving and event.worker is WorkerState.READY:
-        turn.update(event.slice_index, worker=WorkerState.READY, finished=False)
-        turn.write_worker(event.slice_index, "unwound", member.worker_pid)
-    _write_rejected(turn, event.slice_index, event.rejected)
+        turn.update(event.member, worker=WorkerState.READY, finished=False)
+        turn.write_worker(event.member, "unwound", member.worker_pid)
+    _write_rejected(turn, event.member, event.rejected)
     for snapshot in event.snapshots:
         turn.write(
             SnapshotsVerified(
                 unix_s=turn.now.unix_s,
                 generation=turn.state.generation,
-                slice_index=event.slice_index,
+                slice_index=event.member,
                 step=snapshot.step,
                 num_shards=len(snapshot.holdings),
             )
         )
 
 
-def _write_rejected(turn: Turn, slice_index: int, reasons: tuple[str, ...]) -> None:
+def _write_rejected(turn: Turn, index: int, reasons: tuple[str, ...]) -> None:
     for reason in reasons:
         turn.write(
             SnapshotRejected(
                 unix_s=turn.now.unix_s,
                 generation=turn.state.generation,
-                slice_index=slice_index,
+                slice_index=index,
                 step=None,
                 reason=reason,
             )
@@ -210,24 +210,24 @@ def _write_rejected(turn: Turn, slice_index: int, reasons: tuple[str, ...]) -> N
 
 
 def _staged(turn: Turn, event: Staged) -> None:
-    _write_rejected(turn, event.slice_index, event.rejected)
-    turn.update(event.slice_index, done=not event.error)
+    _write_rejected(turn, event.member, event.rejected)
+    turn.update(event.member, done=not event.error)
     if event.error:
         turn.stage_error = event.error
 
 
 def _rebuilt(turn: Turn, event: Rebuilt) -> None:
     snapshots = () if event.snapshot is None else (event.snapshot,)
-    turn.update(event.slice_index, done=True, snapshots=snapshots)
+    turn.update(event.member, done=True, snapshots=snapshots)
     if not turn.state.rehearsing:
-        quarantine.joined(turn, event.slice_index)
-    turn.write_worker(event.slice_index, "rebuilt", turn.state.member(event.slice_index).worker_pid)
+        quarantine.joined(turn, event.member)
+    turn.write_worker(event.member, "rebuilt", turn.state.member(event.member).worker_pid)
     if event.snapshot is not None:
         turn.write(
             StateRestored(
                 unix_s=turn.now.unix_s,
                 generation=event.generation,
-                slice_index=event.slice_index,
+                slice_index=event.member,
                 step=event.snapshot.step,
                 bytes_from=event.bytes_from,
                 form_s=event.form_s,
@@ -241,23 +241,23 @@ def _committed(turn: Turn, event: Committed) -> None:
         return
     moves_hang.note_commit(turn, event)
     if event.checksums and event.generation == turn.state.generation:
-        index, generation = event.slice_index, event.generation
+        index, generation = event.member, event.generation
         note_checksums(
             turn,
-            Captured(slice_index=index, generation=generation, step=event.step, checksums=event.checksums),
+            Captured(member=index, generation=generation, step=event.step, checksums=event.checksums),
         )
-    if event.step > turn.state.newest_before and turn.state.member(event.slice_index).starts:
-        turn.update(event.slice_index, starts=0)
+    if event.step > turn.state.newest_before and turn.state.member(event.member).starts:
+        turn.update(event.member, starts=0)
     if event.step > turn.state.newest_committed:
         turn.change(newest_committed=event.step)
 
 
 def _left(turn: Turn, event: LeftWorld) -> None:
-    turn.update(event.slice_index, left=True)
+    turn.update(event.member, left=True)
 
 
 def _finished(turn: Turn, event: Finished) -> None:
-    turn.update(event.slice_index, finished=True, snapshots=event.snapshots)
+    turn.update(event.member, finished=True, snapshots=event.snapshots)
     if turn.state.finish_by_s is None:
         turn.change(finish_by_s=turn.now.mono_s + turn.state.config.timing.finish_s)
     turn.change(finished_step=event.step, newest_committed=max(turn.state.newest_committed, event.step))

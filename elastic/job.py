@@ -127,9 +127,9 @@ class JobSpec:
         """The directory of the persistent tier, None without one."""
         return None if self.persist is None else self.persist.directory
 
-    def socket_path(self, slice_index: int) -> Path:
+    def socket_path(self, member: int) -> Path:
         """The unix socket between a slice's agent and its worker, in the host's directory of the arena."""
-        return job_directory(self.shm_root, self.job_id) / str(host_of(slice_index)) / "agent.sock"
+        return job_directory(self.shm_root, self.job_id) / str(host_of(member)) / "agent.sock"
 
 
 @contextlib.contextmanager

@@ -83,23 +83,23 @@ class Launcher:
 
     # ---- what the chaos tooling may aim at ----
 
-    def worker_pid(self, slice_index: int) -> int | None:
+    def worker_pid(self, member: int) -> int | None:
         """The process of a slice's worker."""
-        return self._worker_pids.get(slice_index)
+        return self._worker_pids.get(member)
 
-    def agent_pid(self, slice_index: int) -> int | None:
+    def agent_pid(self, member: int) -> int | None:
         """The process of a slice's agent."""
-        agent = self._agents.get(slice_index)
+        agent = self._agents.get(member)
         return agent.pid if agent is not None and agent.poll() is None else None
 
-    def arena(self, slice_index: int) -> Path:
+    def arena(self, member: int) -> Path:
         """The snapshot memory of a slice's host."""
-        return self.spec.shm_root / f"elastic-{self.spec.job_id}" / f"s{slice_index}h0"
+        return self.spec.shm_root / f"elastic-{self.spec.job_id}" / f"s{member}h0"
 
     def note(self, fault: FaultInjected) -> None:
         """Have an injected fault written into the history."""
         name, body = CONTROL_CODEC.encode(fault)
-        self._call("Note", pb.Envelope(slice_index=-1, kind=name, body=body))
+        self._call("Note", pb.Envelope(member=-1, kind=name, body=body))
 
     # ---- the run ----
 
@@ -126,9 +126,9 @@ class Launcher:
         for index in range(self.spec.config.num_slices):
             self._start_agent(index)
 
-    def _start_agent(self, slice_index: int) -> None:
-        self._agents[slice_index] = self._spawn(
-            f"agent-{slice_index}", "elastic.agent", str(self.spec.directory), str(slice_index)
+    def _start_agent(self, member: int) -> None:
+        self._agents[member] = self._spawn(
+            f"agent-{member}", "elastic.agent", str(self.spec.directory), str(member)
         )
 
     def _spawn(self, name: str, module: str, *arguments: str) -> subprocess.Popen[bytes]:

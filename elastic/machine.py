@@ -82,7 +82,7 @@ def fail(turn: Turn, event: Event) -> None:
     if isinstance(event, WorkerFailed):
         moves_end.fail(
             turn,
-            f"the training script failed on slice {event.slice_index}: {event.error}",
+            f"the training script failed on slice {event.member}: {event.error}",
             exit_status=event.exit_status,
         )
     elif isinstance(event, StopRequested):
@@ -92,7 +92,7 @@ def fail(turn: Turn, event: Event) -> None:
 def release(turn: Turn, event: Event) -> None:
     """The job is over, which this host does not know yet."""
     assert isinstance(event, AgentAttached)
-    moves_end.release(turn, event.slice_index)
+    moves_end.release(turn, event.member)
 
 
 EVENTS: tuple[type[Event], ...] = (

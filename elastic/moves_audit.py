@@ -37,7 +37,7 @@ def order_audit(turn: Turn) -> None:
     audit_step = max(state.newest_committed, *state.copies.newest_done) + STEPS_TO_AUDIT
     turn.change(copies=replace(state.copies, wants_audit=False, audit_step=audit_step))
     for index in state.world:
-        turn.send(AuditAfter(slice_index=index, generation=state.generation, step=audit_step))
+        turn.send(AuditAfter(member=index, generation=state.generation, step=audit_step))
 
 
 def tell_comparisons(turn: Turn) -> None:

@@ -74,7 +74,7 @@ def _form_next(turn: Turn, ready: tuple[int, ...], choice: Choice | None, why: s
 def ready_slices(turn: Turn) -> tuple[int, ...]:
     """The slices that can be part of a world now: the worker waits for one and the host has reported."""
     members = map(turn.state.member, turn.state.slices_with(WorkerState.READY))
-    return tuple(member.slice_index for member in members if member.fenced and not member.leaving)
+    return tuple(member.index for member in members if member.fenced and not member.leaving)
 
 
 def choose(turn: Turn) -> tuple[Choice | None, str]:
@@ -123,7 +123,7 @@ def digest(turn: Turn, choice: Choice, purpose: Literal["captured", "restored", 
         layout, plan = plan_whole(choice.layout, choice.holdings, choice.step, host_of(host))
     turn.send(
         ComputeDigest(
-            slice_index=host,
+            member=host,
             generation=turn.state.generation,
             step=choice.step,
             of_generation=choice.generation,
@@ -146,7 +146,7 @@ def _miss(turn: Turn, why: str) -> None:
 
 def _wait_for_more(turn: Turn, ready: tuple[int, ...], why: str) -> None:
     """There is no layout for the slices that are ready: wait for others, if any can come, then give up."""
-    missing = [member for member in turn.state.members if member.slice_index not in ready]
+    missing = [member for member in turn.state.members if member.index not in ready]
     may_come = any(
         not member.attached or member.worker is WorkerState.STARTING or turn.may_start(member)
         for member in missing
@@ -225,7 +225,7 @@ def _stage(turn: Turn, choice: Choice, target: Layout, plan: Plan) -> None:
         remote = tuple(transfer for transfer in plan.for_target(host_of(index)) if not transfer.is_local)
         turn.send(
             Stage(
-                slice_index=index,
+                member=index,
                 generation=turn.state.generation,
                 step=choice.step,
                 of_generation=choice.generation,

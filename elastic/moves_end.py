@@ -23,10 +23,10 @@ def fail(turn: Turn, error: str, *, exit_status: int = 1) -> None:
     _end(turn, "failed", error, exit_status, restorable_step)
 
 
-def release(turn: Turn, slice_index: int) -> None:
+def release(turn: Turn, index: int) -> None:
     """Tell a host that the job is over."""
     completed = turn.state.phase is Phase.COMPLETED
-    turn.send(Shutdown(slice_index=slice_index, completed=completed))
+    turn.send(Shutdown(member=index, completed=completed))
 
 
 def describe_state_left(turn: Turn) -> str:
@@ -77,4 +77,4 @@ def _end(
     )
     for member in state.members:
         if member.attached:
-            release(turn, member.slice_index)
+            release(turn, member.index)

@@ -23,7 +23,7 @@ def fence(turn: Turn, why: str) -> None:
     tell_comparisons(turn)
     state = turn.state
     generation = state.generation + 1
-    leaving = [member.slice_index for member in state.members if member.leaving]
+    leaving = [member.index for member in state.members if member.leaving]
     for index in leaving:
         if index in state.world:
             cause = "told to leave (SIGTERM), left at a step boundary"
@@ -43,9 +43,9 @@ def fence(turn: Turn, why: str) -> None:
     )
     turn.enter(Phase.FENCING, why, within_s=state.config.timing.unwind_s)
     for member in turn.state.members:
-        index = member.slice_index
+        index = member.index
         if member.attached:
-            turn.send(Fence(slice_index=index, generation=generation, leave_out=index in leaving))
+            turn.send(Fence(member=index, generation=generation, leave_out=index in leaving))
     for index in leaving:
         turn.plan_restart(index)
         turn.update(index, joined_s=None)
@@ -55,9 +55,9 @@ def fence(turn: Turn, why: str) -> None:
 def advance_fencing(turn: Turn) -> None:
     """Decide once all have reported and nobody is inside an older world; replace what does not get out."""
     attached = [member for member in turn.state.members if member.attached]
-    inside = [member.slice_index for member in attached if member.worker is WorkerState.IN_WORLD]
-    respawning = [member.slice_index for member in attached if member.respawning]
-    silent = [member.slice_index for member in attached if not member.fenced]
+    inside = [member.index for member in attached if member.worker is WorkerState.IN_WORLD]
+    respawning = [member.index for member in attached if member.respawning]
+    silent = [member.index for member in attached if not member.fenced]
     if not turn.is_late():
         if inside or respawning or silent:
             return
@@ -72,7 +72,7 @@ def advance_fencing(turn: Turn) -> None:
         return
     for member in away:
         if member.worker in (WorkerState.IN_WORLD, WorkerState.READY):
-            turn.count_as_lost(member.slice_index)
+            turn.count_as_lost(member.index)
     decide(turn)
 
 
@@ -83,7 +83,7 @@ def _go_into_overtime(turn: Turn, inside: list[int]) -> None:
     bound_s = timing.start_s if is_replaced else timing.stage_s
     turn.change(overtime=True, deadline_s=turn.now.mono_s + bound_s)
     for index in inside:
-        turn.send(EndWorker(slice_index=index, why=STUCK))
+        turn.send(EndWorker(member=index, why=STUCK))
         turn.plan_restart(index)
         turn.start_worker(index)
         turn.update(index, respawning=True)

@@ -71,7 +71,7 @@ def assign(turn: Turn) -> None:
         turn.update(index, worker=WorkerState.IN_WORLD, done=False, fresh=False)
         turn.send(
             Assign(
-                slice_index=index,
+                member=index,
                 world=WorldSpec(
                     generation=state.generation,
                     rank=rank,
@@ -97,7 +97,7 @@ def lay_out_anew(turn: Turn, event: Event) -> None:
     """A script that asks for boxes which were not planned for gets a world planned for them, in a new try."""
     assert isinstance(event, LaidOut)
     if event.lacking:
-        _retry(turn, f"slice {event.slice_index} asks for another layout than was planned: {event.lacking}")
+        _retry(turn, f"slice {event.member} asks for another layout than was planned: {event.lacking}")
 
 
 def advance_rebuilding(turn: Turn) -> None:

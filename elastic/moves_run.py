@@ -109,7 +109,7 @@ def _ask_for_boundary(turn: Turn) -> None:
     deadline_s = turn.now.mono_s + state.config.timing.join_s
     turn.change(joining=True, stop_step=stop_step, deadline_s=deadline_s)
     for index in state.world:
-        turn.send(StopAfter(slice_index=index, generation=state.generation, step=stop_step))
+        turn.send(StopAfter(member=index, generation=state.generation, step=stop_step))
 
 
 def _advance_joining(turn: Turn) -> None:

@@ -179,7 +179,7 @@ class Adapter(Protocol):
         """What the workers' environment needs before the runtime is imported."""
         ...
 
-    def connect(self, spec: JobSpec, slice_index: int) -> tuple[Link, Runtime]:
+    def connect(self, spec: JobSpec, member: int) -> tuple[Link, Runtime]:
         """In a worker: the link and the runtime of its session."""
         ...
 

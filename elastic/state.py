@@ -54,9 +54,9 @@ class Config:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One slice as the coordinator sees it."""
+    """One host as the coordinator sees it, under its number."""
 
-    slice_index: int
+    index: int
     attached: bool = False
     gone_since_s: float | None = None
     """When its agent was lost; None while attached, or once the slice has been counted as lost."""
@@ -175,17 +175,17 @@ class JobState:
     """What ended a worker last, for the message of a job that cannot go on."""
     error: str = ""
 
-    def member(self, slice_index: int) -> Member:
-        """The slice's record. Raises UsageError for a slice that this job does not have."""
-        if not 0 <= slice_index < len(self.members):
+    def member(self, index: int) -> Member:
+        """The record of one member. Raises UsageError for one that this job does not have."""
+        if not 0 <= index < len(self.members):
             last = len(self.members) - 1
-            raise UsageError(f"there is no slice {slice_index}: the job has slices 0 to {last}")
-        return self.members[slice_index]
+            raise UsageError(f"there is no slice {index}: the job has slices 0 to {last}")
+        return self.members[index]
 
-    def with_member(self, slice_index: int, **changes: Any) -> JobState:
+    def with_member(self, index: int, **changes: Any) -> JobState:
         """The state with these fields of one member changed."""
-        changed = replace(self.member(slice_index), **changes)
-        return replace(self, members=(*self.members[:slice_index], changed, *self.members[slice_index + 1 :]))
+        changed = replace(self.member(index), **changes)
+        return replace(self, members=(*self.members[:index], changed, *self.members[index + 1 :]))
 
     def with_members(self, **changes: Any) -> JobState:
         """The state with these fields changed in every member."""
@@ -193,11 +193,11 @@ class JobState:
 
     def slices_with(self, worker: WorkerState) -> tuple[int, ...]:
         """The attached slices whose worker is in this state."""
-        return tuple(m.slice_index for m in self.members if m.attached and m.worker is worker)
+        return tuple(m.index for m in self.members if m.attached and m.worker is worker)
 
     def held(self) -> dict[HostId, tuple[SnapshotSummary, ...]]:
         """The snapshots in the memory of every host at hand, with or without a worker."""
-        return {host_of(m.slice_index): m.snapshots for m in self.members if m.attached}
+        return {host_of(m.index): m.snapshots for m in self.members if m.attached}
 
     @property
     def is_finishing_persist(self) -> bool:
@@ -216,7 +216,7 @@ class JobState:
 
 def initial_state(config: Config, now_s: float) -> JobState:
     """A job that waits for its agents."""
-    members = tuple(Member(slice_index=index, start_at_step=-1) for index in range(config.num_slices))
+    members = tuple(Member(index=index, start_at_step=-1) for index in range(config.num_slices))
     rehearsals = min(config.rehearsals, config.num_slices - config.min_slices)
     return JobState(
         config=config,

@@ -46,9 +46,9 @@ class Turn:
         """Change fields of the job's state."""
         self.state = replace(self.state, **changes)
 
-    def update(self, slice_index: int, **changes: Any) -> None:
+    def update(self, index: int, **changes: Any) -> None:
         """Change fields of one member."""
-        self.state = self.state.with_member(slice_index, **changes)
+        self.state = self.state.with_member(index, **changes)
 
     def send(self, command: AgentCommand | StartService) -> None:
         """Add a command for the shell to perform."""
@@ -58,26 +58,26 @@ class Turn:
         """Add a record to the history."""
         self.commands.append(Write(record=record))
 
-    def write_worker(self, slice_index: int, state: str, pid: int, detail: str = "") -> None:
+    def write_worker(self, index: int, state: str, pid: int, detail: str = "") -> None:
         """Add to the history what a worker did."""
         self.write(
             WorkerEvent(
                 unix_s=self.now.unix_s,
                 generation=self.state.generation,
-                slice_index=slice_index,
+                slice_index=index,
                 state=state,
                 pid=pid,
                 detail=detail,
             )
         )
 
-    def write_loss(self, slice_index: int, cause: str, detector: str, last_life_unix_s: float) -> None:
+    def write_loss(self, index: int, cause: str, detector: str, last_life_unix_s: float) -> None:
         """Add to the history that the world has lost a slice."""
         self.write(
             LossDetected(
                 unix_s=self.now.unix_s,
                 generation=self.state.generation,
-                slice_index=slice_index,
+                slice_index=index,
                 cause=cause,
                 detector=detector,
                 last_life_unix_s=last_life_unix_s,
@@ -99,22 +99,22 @@ class Turn:
         """Whether a moment has come; None never does."""
         return moment_s is not None and self.now.mono_s >= moment_s
 
-    def repeat_orders(self, slice_index: int) -> None:
+    def repeat_orders(self, index: int) -> None:
         """Tell an agent that has just attached what it may have missed."""
         state = self.state
         if state.phase is Phase.FENCING:
-            self.send(Fence(slice_index=slice_index, generation=state.generation))
-        elif state.joining and state.stop_step is not None and slice_index in state.world:
-            self.send(StopAfter(slice_index=slice_index, generation=state.generation, step=state.stop_step))
+            self.send(Fence(member=index, generation=state.generation))
+        elif state.joining and state.stop_step is not None and index in state.world:
+            self.send(StopAfter(member=index, generation=state.generation, step=state.stop_step))
 
     # ---- workers that start and end ------------------------------------------------------------------------
 
-    def plan_restart(self, slice_index: int) -> None:
+    def plan_restart(self, index: int) -> None:
         """The slice has no worker any more; plan when it may get another."""
         after = self.state.config.rejoin_after_steps
-        member = self.state.member(slice_index)
+        member = self.state.member(index)
         self.update(
-            slice_index,
+            index,
             worker=WorkerState.NONE,
             worker_pid=0,
             ended_pid=member.worker_pid or member.ended_pid,
@@ -125,17 +125,17 @@ class Turn:
             start_at_step=None if after is None else self.state.newest_committed + after,
         )
 
-    def end_worker(self, slice_index: int, why: str) -> None:
+    def end_worker(self, index: int, why: str) -> None:
         """End a worker that is in the way; another is started when its time comes."""
-        self.send(EndWorker(slice_index=slice_index, why=why))
-        self.plan_restart(slice_index)
+        self.send(EndWorker(member=index, why=why))
+        self.plan_restart(index)
 
-    def start_worker(self, slice_index: int) -> None:
+    def start_worker(self, index: int) -> None:
         """Start a worker, with a bound for its start."""
-        starts = self.state.member(slice_index).starts + 1
+        starts = self.state.member(index).starts + 1
         start_by_s = self.now.mono_s + self.state.config.timing.start_s
-        self.update(slice_index, worker=WorkerState.STARTING, starts=starts, start_by_s=start_by_s)
-        self.send(StartWorker(slice_index=slice_index))
+        self.update(index, worker=WorkerState.STARTING, starts=starts, start_by_s=start_by_s)
+        self.send(StartWorker(member=index))
 
     def start_due(self, *, at_once: bool = False) -> None:
         """Start the workers whose time has come; `at_once` when no steps are made they could wait for."""
@@ -143,16 +143,16 @@ class Turn:
             if not member.attached:
                 continue
             if member.worker is WorkerState.STARTING and self.is_past(member.start_by_s):
-                quarantine.lost(self, member.slice_index, "it did not reach its session in time")
-                self.end_worker(member.slice_index, "did not reach its session in time")
-                member = self.state.member(member.slice_index)
+                quarantine.lost(self, member.index, "it did not reach its session in time")
+                self.end_worker(member.index, "did not reach its session in time")
+                member = self.state.member(member.index)
             if member.worker is not WorkerState.NONE or not self.may_start(member):
                 continue
             is_due = self.state.newest_committed >= (member.start_at_step or 0)
             is_kept_away = not self.is_past(member.quarantined_until_s or self.now.mono_s)
             if at_once or (is_due and not is_kept_away):
-                self.start_worker(member.slice_index)
-                self.write_worker(member.slice_index, "started", 0)
+                self.start_worker(member.index)
+                self.write_worker(member.index, "started", 0)
 
     def may_start(self, member: Member) -> bool:
         """Whether a slice without a worker is to get one, now or later."""
@@ -166,7 +166,7 @@ class Turn:
         Where its worker could make steps alone, its lease is waited out: two groups must never both go on.
         """
         timing = self.state.config.timing
-        alone = self.state.world == (member.slice_index,) and not self.state.rehearsing
+        alone = self.state.world == (member.index,) and not self.state.rehearsing
         if alone and member.worker is WorkerState.IN_WORLD:
             return timing.lease_s
         return timing.agent_grace_s if self.state.phase in (Phase.RUNNING, Phase.REPLAYING) else 0.0
@@ -192,14 +192,14 @@ class Turn:
                 lost.append(index)
         return tuple(lost)
 
-    def count_as_lost(self, slice_index: int) -> None:
+    def count_as_lost(self, index: int) -> None:
         """A host out of reach has no worker any more, as far as this job is concerned."""
-        member = self.state.member(slice_index)
-        if member.worker in (WorkerState.IN_WORLD, WorkerState.READY) and slice_index in self.state.world:
+        member = self.state.member(index)
+        if member.worker in (WorkerState.IN_WORLD, WorkerState.READY) and index in self.state.world:
             cause = "its host is out of reach (agent or host lost)"
-            self.change(last_cause=f"slice {slice_index}: {cause}")
-            self.write_loss(slice_index, cause, "agent-heartbeat", member.last_life_unix_s)
+            self.change(last_cause=f"slice {index}: {cause}")
+            self.write_loss(index, cause, "agent-heartbeat", member.last_life_unix_s)
         if member.worker is not WorkerState.NONE:
-            quarantine.lost(self, slice_index, "its host was out of reach")
-            self.update(slice_index, gone_since_s=None, snapshots=(), fenced=False)
-            self.plan_restart(slice_index)
+            quarantine.lost(self, index, "its host was out of reach")
+            self.update(index, gone_since_s=None, snapshots=(), fenced=False)
+            self.plan_restart(index)

@@ -66,15 +66,15 @@ class WorkerProcess:
         threading.Thread(target=self._wait_exit, name="worker-exit", daemon=True).start()
 
     @classmethod
-    def start(cls, spec: JobSpec, slice_index: int, on_exit: Callable[[WorkerExit], None]) -> WorkerProcess:
+    def start(cls, spec: JobSpec, member: int, on_exit: Callable[[WorkerExit], None]) -> WorkerProcess:
         """Start the job's command as the worker of a slice; its output goes to `DIR/logs/worker-N.log`."""
         environment = os.environ | spec.worker_environment
         environment[ENV_DIRECTORY] = str(spec.directory)
-        environment[ENV_SLICE] = str(slice_index)
+        environment[ENV_SLICE] = str(member)
         leash = leash_fd()
         if leash is not None:
             environment[ENV_LEASH_FD] = str(leash)
-        log_path = spec.directory / "logs" / f"worker-{slice_index}.log"
+        log_path = spec.directory / "logs" / f"worker-{member}.log"
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with log_path.open("ab") as log:
             child = subprocess.Popen(

@@ -191,9 +191,7 @@ class LocalEngine:
             if record.generation == self._state.generation:
                 self.write(record)
                 self._tracer.hear(record)
-            self.take(
-                Committed(slice_index=host.slice_index, generation=message.generation, step=message.step)
-            )
+            self.take(Committed(member=host.slice_index, generation=message.generation, step=message.step))
 
     def close(self) -> None:
         """End the job if it has not ended, and remove its memory; harmless when it has."""
@@ -227,7 +225,7 @@ class LocalEngine:
             if host.worker is WorkerState.NONE:
                 continue  # the fault came too late: nobody is there
             if fault.kind == "term":
-                self.take(PreemptionNotice(slice_index=host.slice_index))
+                self.take(PreemptionNotice(member=host.slice_index))
             elif fault.kind == "stop":
                 host.stopped = fault
             else:
@@ -238,7 +236,7 @@ class LocalEngine:
         host.end()
         self.take(
             WorkerLost(
-                slice_index=host.slice_index,
+                member=host.slice_index,
                 pid=host.incarnation,
                 cause=f"{what} (simulated)",
                 detector=detector,

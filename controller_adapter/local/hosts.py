@@ -118,7 +118,7 @@ class VirtualHosts:
         snapshots, rejected = host.verified_snapshots()
         self._tell(
             Fenced(
-                slice_index=host.slice_index,
+                member=host.slice_index,
                 generation=self.fenced_below,
                 worker=host.worker,
                 snapshots=snapshots,
@@ -130,7 +130,7 @@ class VirtualHosts:
 
     def perform(self, command: AgentCommand) -> None:
         """Do at once what the command's host is told; events that follow from it are told."""
-        _PERFORM[type(command)](self, self.all[command.slice_index], command)
+        _PERFORM[type(command)](self, self.all[command.member], command)
 
     def _start_worker(self, host: VirtualHost, command: StartWorker) -> None:
         if host.worker in (WorkerState.NONE, WorkerState.IN_WORLD):
@@ -167,7 +167,7 @@ class VirtualHosts:
                 host.stage(command)
         except (ElasticError, OSError) as failed:
             error = str(failed)
-        self._tell(Staged(slice_index=host.slice_index, generation=command.generation, error=error))
+        self._tell(Staged(member=host.slice_index, generation=command.generation, error=error))
 
     def _finish_persist(self, host: VirtualHost, command: FinishPersist) -> None:
         host.finish_persist(command)
@@ -223,7 +223,7 @@ class VirtualHosts:
     def _say_attached(self, host: VirtualHost) -> None:
         self._tell(
             AgentAttached(
-                slice_index=host.slice_index,
+                member=host.slice_index,
                 worker=host.worker,
                 worker_pid=host.incarnation,
                 generation=self.fenced_below,
@@ -235,7 +235,7 @@ class VirtualHosts:
         """A starting slice is ready at once, but not while the one thread is in a broken world."""
         if host.worker is WorkerState.STARTING and not 0 < self.inside < self.fenced_below:
             host.worker = WorkerState.READY
-            self._tell(WorkerReady(slice_index=host.slice_index, pid=host.incarnation))
+            self._tell(WorkerReady(member=host.slice_index, pid=host.incarnation))
 
 
 _PERFORM: dict[type[Any], Callable[[VirtualHosts, VirtualHost, Any], None]] = {

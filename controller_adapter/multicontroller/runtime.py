@@ -74,9 +74,9 @@ class MulticontrollerRuntime:
             gloo.shut_down()
 
 
-def connect(spec: JobSpec, slice_index: int) -> tuple[Link, Runtime]:
+def connect(spec: JobSpec, member: int) -> tuple[Link, Runtime]:
     """The link to this host's agent, and the runtime that it can unblock."""
     runtime = MulticontrollerRuntime()
-    link = AgentLink(spec, slice_index, runtime.unblock)
+    link = AgentLink(spec, member, runtime.unblock)
     leave_on_sigterm(link.preempted)
     return link, runtime

@@ -65,7 +65,7 @@ class Agent:
         """Tell the coordinator what there is, and what the worker said last."""
         worker = self.host.worker
         event = AgentAttached(
-            slice_index=self.index,
+            member=self.index,
             worker=worker.state if worker else WorkerState.NONE,
             worker_pid=worker.pid if worker else 0,
             generation=self.generation,
@@ -117,9 +117,7 @@ class Agent:
         elif isinstance(command, TakeStacks):
             if worker is not None and not self.host.is_deaf:
                 generation, hangs = command.generation, worker.hangs and not worker.waits
-                self.tell(
-                    StacksTaken(slice_index=self.index, generation=generation, in_script=hangs, where="f")
-                )
+                self.tell(StacksTaken(member=self.index, generation=generation, in_script=hangs, where="f"))
         elif isinstance(command, StopAfter):
             if worker is not None and worker.spec and worker.spec.generation == command.generation:
                 worker.stop_after = command.step
@@ -170,7 +168,7 @@ class Agent:
     def worker_ended(self, pid: int, cause: str) -> None:
         self.tell(
             WorkerLost(
-                slice_index=self.index,
+                member=self.index,
                 pid=pid,
                 cause=cause,
                 detector="process-exit",
@@ -185,7 +183,7 @@ class Agent:
         worker = self.host.worker
         self.tell(
             Fenced(
-                slice_index=self.index,
+                member=self.index,
                 generation=self.generation,
                 worker=worker.state if worker else WorkerState.NONE,
                 snapshots=self.host.summaries(),
@@ -223,7 +221,7 @@ class Agent:
                 holdings=tuple(holdings),
             )
             self.host.stage = Snapshot(command.step, command.generation, content, summary, complete=True)
-        self.tell(Staged(slice_index=self.index, generation=command.generation, error=error))
+        self.tell(Staged(member=self.index, generation=command.generation, error=error))
 
     # ---- the persistent tier ----
 
@@ -233,7 +231,7 @@ class Agent:
         if self.unsettled is not None:
             self.tell(
                 SharePersisted(
-                    slice_index=self.index,
+                    member=self.index,
                     generation=snapshot.generation,
                     step=snapshot.step,
                     error=f"step {self.unsettled} was still being written",
@@ -252,7 +250,7 @@ class Agent:
                 shares[self.index] = snapshot.content
             self.tell(
                 SharePersisted(
-                    slice_index=self.index,
+                    member=self.index,
                     generation=snapshot.generation,
                     step=snapshot.step,
                     error=error,
@@ -269,7 +267,7 @@ class Agent:
         self.job.disk[command.step] = command.generation, content
         self.tell(
             Persisted(
-                slice_index=self.index,
+                member=self.index,
                 generation=command.generation,
                 step=command.step,
                 snapshot=self.job.persisted_summary(command.step),
@@ -295,7 +293,7 @@ class Agent:
         if not error:
             content = self.job.disk[command.step][1]
             self.host.stage = Snapshot(command.step, command.generation, content, summary, complete=True)
-        self.tell(Staged(slice_index=self.index, generation=command.generation, error=error))
+        self.tell(Staged(member=self.index, generation=command.generation, error=error))
 
     def _digest(self, command: ComputeDigest) -> None:
         if not self.alive:
@@ -310,7 +308,7 @@ class Agent:
         assert len(contents) == 1 or not digest
         self.tell(
             DigestDone(
-                slice_index=self.index,
+                member=self.index,
                 generation=command.generation,
                 step=command.step,
                 purpose=command.purpose,

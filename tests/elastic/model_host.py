@@ -107,7 +107,7 @@ class Host:
 
         def ready() -> None:
             worker.state = WorkerState.READY
-            worker.say(WorkerReady(slice_index=self.index, pid=worker.pid))
+            worker.say(WorkerReady(member=self.index, pid=worker.pid))
 
         worker.later(self.job.random.uniform(0.3, 0.6), ready)
 
@@ -166,13 +166,13 @@ class Host:
         worker = self.worker
         if worker is None:
             return
-        worker.say(PreemptionNotice(slice_index=self.index))
+        worker.say(PreemptionNotice(member=self.index))
         worker.later(grace_s, lambda: self.kill_worker("killed after its notice"))
 
     def fail_by_user(self, error: str) -> None:
         """The training script raises."""
         if self.agent is not None:
-            self.agent.tell(WorkerFailed(slice_index=self.index, error=error))
+            self.agent.tell(WorkerFailed(member=self.index, error=error))
 
     def fail_step(self) -> None:
         """The step under way fails on all, though nobody is lost."""

@@ -161,7 +161,7 @@ class Job:
     def tell(self, event: Event) -> None:
         """Let the machine hear an event, and perform what it commands."""
         if isinstance(event, AgentLost):
-            self.hosts[event.slice_index].attached = None
+            self.hosts[event.member].attached = None
         before = self.state
         self.state, commands = step(before, event, Clock(mono_s=self.now_s, unix_s=UNIX_S + self.now_s))
         self.sent.extend(commands)
@@ -185,7 +185,7 @@ class Job:
                 ready = ServiceReady(generation=command.generation, address=f"service:{command.generation}")
                 self.after(self.jitter_s(), lambda: self.tell(ready))
         else:
-            agent = self.hosts[command.slice_index].attached
+            agent = self.hosts[command.member].attached
             if agent is not None:
                 agent.receive_later(command)
 
@@ -325,9 +325,9 @@ class Job:
         """The coordinator notices that an agent is gone."""
         if self.hosts[index].attached is agent:
             last = UNIX_S + last_life_s
-            self.tell(AgentLost(slice_index=index, detector="agent-stream", last_life_unix_s=last))
+            self.tell(AgentLost(member=index, detector="agent-stream", last_life_unix_s=last))
 
     def attach(self, agent: Any, event: AgentAttached) -> None:
         """An agent connects."""
-        self.hosts[event.slice_index].attached = agent
+        self.hosts[event.member].attached = agent
         self.tell(event)

@@ -109,7 +109,7 @@ def test_fence_unblocks_the_main_thread_until_it_is_out(
 ) -> None:
     in_world(link, agent)
     assert not link.is_fenced(WORLD.generation)
-    agent.say(Fence(slice_index=0, generation=3))
+    agent.say(Fence(member=0, generation=3))
     assert link.wait_fenced(WORLD.generation, BOUND_S)
     assert unblocked.wait(BOUND_S)
     unblocked.clear()
@@ -121,13 +121,13 @@ def test_fence_unblocks_the_main_thread_until_it_is_out(
 
 
 def test_fence_outside_a_world_is_acknowledged_at_once(link: AgentLink, agent: FakeAgent) -> None:
-    agent.say(Fence(slice_index=0, generation=5))
+    agent.say(Fence(member=0, generation=5))
     assert agent.next() == Unwound(generation=5)
 
 
 def test_fence_takes_back_a_world_that_was_not_entered_yet(link: AgentLink, agent: FakeAgent) -> None:
     agent.say(EnterWorld(world=WORLD))
-    agent.say(Fence(slice_index=0, generation=3))
+    agent.say(Fence(member=0, generation=3))
     assert agent.next() == Unwound(generation=3)
     agent.say(JobEnded(completed=True))
     assert link.wait_world() is None
@@ -135,8 +135,8 @@ def test_fence_takes_back_a_world_that_was_not_entered_yet(link: AgentLink, agen
 
 def test_boundary_holds_for_its_own_generation_only(link: AgentLink, agent: FakeAgent) -> None:
     in_world(link, agent)
-    agent.say(StopAfter(slice_index=0, generation=2, step=7))
-    agent.say(Fence(slice_index=0, generation=2))
+    agent.say(StopAfter(member=0, generation=2, step=7))
+    agent.say(Fence(member=0, generation=2))
     assert link.wait_fenced(1, BOUND_S)
     assert (link.stop_step(2), link.stop_step(3)) == (7, None)
 
@@ -219,8 +219,8 @@ LAYOUT = Layout(
 def test_order_to_audit_holds_for_its_world_alone(link: AgentLink, agent: FakeAgent) -> None:
     in_world(link, agent)
     assert link.audit_step(WORLD.generation) is None
-    agent.say(AuditAfter(slice_index=0, generation=WORLD.generation, step=12))
-    agent.say(Fence(slice_index=0, generation=2))
+    agent.say(AuditAfter(member=0, generation=WORLD.generation, step=12))
+    agent.say(Fence(member=0, generation=2))
     assert link.wait_fenced(1, BOUND_S)  # what was said before it has arrived
     assert link.audit_step(WORLD.generation) == 12
     assert link.audit_step(WORLD.generation + 1) is None
@@ -232,8 +232,8 @@ def test_next_agent_is_told_the_layout_again_but_no_checksums(
     in_world(link, agent)
     link.laid_out(WORLD.generation, LAYOUT)
     link.captured(HostId(0), WORLD.generation, 3, b"12345678", is_audit=False)
-    laid_out = LaidOut(slice_index=0, generation=2, layout=LAYOUT)
-    captured = Captured(slice_index=0, generation=2, step=3, checksums=b"12345678")
+    laid_out = LaidOut(member=0, generation=2, layout=LAYOUT)
+    captured = Captured(member=0, generation=2, step=3, checksums=b"12345678")
     link.captured(HostId(0), WORLD.generation, 4, b"87654321", is_audit=False)  # tells of the one before
     assert [agent.next(), agent.next()] == [laid_out, captured]
     agent.die()

@@ -34,7 +34,7 @@ def running(**config: Any) -> JobState:
 
 
 def laid_out(state: JobState) -> LaidOut:
-    return LaidOut(slice_index=0, generation=state.generation, layout=LAYOUT)
+    return LaidOut(member=0, generation=state.generation, layout=LAYOUT)
 
 
 def after(state: JobState, *events: Event) -> tuple[JobState, list[Any]]:
@@ -56,7 +56,7 @@ def told(
         values = [hash((number, path)) % 2**64 ^ (bad == (host.slice_index, path)) for path in paths]
         events.append(
             Captured(
-                slice_index=host.slice_index,
+                member=host.slice_index,
                 generation=state.generation,
                 step=number,
                 checksums=pack_checksums(values),
@@ -93,7 +93,7 @@ def test_two_copies_that_differ_order_one_audit_at_one_step_for_all():
     assert len(record.suspects) == 2
     assert record.boxes[0].path == "weights"
     orders = audits(commands)
-    assert [order.slice_index for order in orders] == [0, 1, 2]
+    assert [order.member for order in orders] == [0, 1, 2]
     assert {order.step for order in orders} == {8 + 2}
     state, commands = after(state, *told(state, 9, bad=(1, "weights")))
     assert audits(commands) == []

@@ -168,7 +168,7 @@ def test_loss_while_some_have_finished_goes_on_to_the_same_end() -> None:
     job = Job(3, delay_s=(0.001, 0.15), seed=2)
     job.when(
         lambda job: any(member.finished for member in job.state.members),
-        lambda: job.kill_worker(next(m.slice_index for m in job.state.members if not m.finished)),
+        lambda: job.kill_worker(next(m.index for m in job.state.members if not m.finished)),
     )
     job.run()
     job.assert_completed()
@@ -193,7 +193,7 @@ def test_rehearsal_does_not_count_as_training() -> None:
 
 def test_left_world_of_a_world_that_was_not_asked_changes_nothing() -> None:
     job = Job(2)
-    job.when_step(5, lambda: job.tell(LeftWorld(slice_index=0, generation=job.state.generation)))
+    job.when_step(5, lambda: job.tell(LeftWorld(member=0, generation=job.state.generation)))
     job.run()
     job.assert_completed()
     assert len(job.formed) == 1
