@@ -72,7 +72,11 @@ class FileArbiter:
         finally:
             unfinished.unlink()
         sync_directory(self._directory)
-        if seen is not None and self._read(seen.epoch) != seen:
+        try:
+            is_as_seen = seen is None or self._read(seen.epoch) == seen
+        except FileNotFoundError:
+            return None  # a still later claimant has removed it
+        if not is_as_seen:
             # It was renewed while we claimed, and its holder may not look again before its lease is over.
             self._epoch_path(epoch).unlink(missing_ok=True)
             return None

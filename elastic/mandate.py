@@ -103,7 +103,8 @@ def wait_mandate(store: ArbiterStore, lease_s: float, clock: Clock = time.monoto
         | tenacity.retry_if_exception_type(OSError),
         wait=tenacity.wait_fixed(LOOK_EVERY_S) + tenacity.wait_random(0, LOOK_EVERY_S),
     )
-    mandate: Mandate = retrying(try_once)
+    mandate = retrying(try_once)
+    assert mandate is not None
     return mandate
 
 

@@ -48,6 +48,8 @@ def observe_share(turn: Turn, event: SharePersisted) -> None:
         write_failure(turn, event.step, event.slice_index, event.error)
         _settle(turn, event.generation, event.step, failed=True)
         return
+    if event.slice_index not in under_way.missing:
+        return  # told again
     finisher = turn.state.world[0]
     others = tuple(one for one in turn.state.persisting if one is not under_way)
     missing = under_way.missing - {event.slice_index}
@@ -67,6 +69,8 @@ def observe_share(turn: Turn, event: SharePersisted) -> None:
 def observe_persisted(turn: Turn, event: Persisted) -> None:
     """The snapshot is there for good (or not): it is a source from now on."""
     under_way = _under_way(turn, event)
+    if under_way is None and _is_known(turn, event):
+        return  # told again
     turn.change(uncovered="")
     if event.snapshot is None:
         write_failure(turn, event.step, event.slice_index, event.error)
@@ -83,6 +87,13 @@ def observe_persisted(turn: Turn, event: Persisted) -> None:
             )
         )
     _settle(turn, event.generation, event.step, failed=event.snapshot is None)
+
+
+def _is_known(turn: Turn, event: Persisted) -> bool:
+    if event.snapshot is None:
+        return event.step <= turn.state.persist_failed_step
+    found = (event.snapshot.generation, event.step)
+    return found in {(one.generation, one.step) for one in turn.state.persisted}
 
 
 def _under_way(turn: Turn, event: SharePersisted | Persisted) -> Persisting | None:
@@ -104,11 +115,15 @@ def abandon(turn: Turn, why: str) -> None:
 
 
 def lose_shares(turn: Turn, slice_index: int) -> None:
-    """An agent was started again: what it was writing is gone, and what it was told meanwhile."""
+    """An agent was started again: what it was writing is gone."""
     for under_way in turn.state.persisting:
         is_finisher = not under_way.missing and slice_index == under_way.finisher
         if slice_index in under_way.missing or is_finisher:
             _give_up(turn, under_way, f"the agent of slice {slice_index} was started again while it wrote")
+
+
+def repeat_settled(turn: Turn, slice_index: int) -> None:
+    """An agent has attached: it may not have heard that a step is settled."""
     state = turn.state
     if state.persist_settled_step >= 0:
         turn.send(
