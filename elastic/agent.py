@@ -23,7 +23,8 @@ import msgspec
 from elastic.agent_beat import Beat
 from elastic.agent_buddies import AgentPull, BuddyKeeper
 from elastic.agent_persist import Persister
-from elastic.agent_stream import CoordinatorStream, StreamLost
+from elastic.agent_said import Said
+from elastic.agent_stream import STALE, CoordinatorStream, StreamLost
 from elastic.agent_tasks import ArenaTasks, Verified
 from elastic.events import (
     AgentAttached,
@@ -64,6 +65,7 @@ from elastic.events import (
 from elastic.job import JobSpec, load_job, load_token
 from elastic.leash import watch_leash
 from elastic.protocol import (
+    CommitsKept,
     EnterWorld,
     Heartbeat,
     Hello,
@@ -96,9 +98,6 @@ LOOK_EVERY_S = 0.1
 ADOPT_S = 2.0
 """How long a new agent waits for the worker of an earlier one to connect, before it attaches."""
 
-_SAID_AGAIN = (Fenced, Staged, LaidOut, Rebuilt, StepFailed, LeftWorld, Finished)
-"""What the coordinator waits for: told again after the stream was broken."""
-
 
 class LeashCut:
     """The launcher is gone."""
@@ -121,6 +120,8 @@ class Agent:
         self._stopped_since_s: float | None = None
         self._fence_pending = False
         self._ending: str = ""
+        self._lost_cause = ""
+        """Why there is no worker, if it was lost."""
         self._failure_told = False
         self._refused = RefusalTally()
         self._server = DataPlaneServer(
@@ -151,9 +152,10 @@ class Agent:
         self._buddies = BuddyKeeper(self._arena, host, replicas, self._pull, self._inbox.put)
         self._buddies.start()
         self._socket = WorkerSocket(spec.socket_path(member), self._inbox.put, self._refused)
-        self._stream = CoordinatorStream(spec, token, member, self._inbox.put)
+        count_stale = partial(self._refused.count, "control", STALE)
+        self._stream = CoordinatorStream(spec, token, member, self._inbox.put, count_stale)
         self._over = False
-        self._said: dict[type[Any], Any] = {}
+        self._said = Said()
         self._end_by_s: float | None = None
         self._beat = Beat(self._send_beat, spec.heartbeat_s, spec.agent_stuck_s)
         self._next_life_s = 0.0
@@ -210,15 +212,15 @@ class Agent:
                 worker_pid=self._worker.pid if self._worker else 0,
                 generation=self.generation,
                 data_address=self._server.address,
+                agent_pid=os.getpid(),
+                lost_cause=self._lost_cause,
             ),
         )
-        for event in self._said.values():
-            if event.generation == self.generation:
-                self._send(event)
+        for event in self._said.again(self.generation):
+            self._stream.send(self.generation, event)
 
     def _send(self, event: Any) -> None:
-        if isinstance(event, _SAID_AGAIN):
-            self._said[type(event)] = event
+        self._said.note(event)
         self._stream.send(self.generation, event)
 
     def _send_beat(self) -> None:
@@ -272,6 +274,8 @@ class Agent:
             self._to_worker(Heartbeat(unix_s=time.time()))
             for told in self._refused.take() if self._stream.is_attached else ():
                 self._stream.send(self.generation, told)
+        if not self._stream.job_ended and self._stream.is_elsewhere():
+            self._attach()
         if self._worker is None or self._ending or self._stream.job_ended:
             return
         if self._stream.is_silent_for(self._spec.lease_s):
@@ -293,12 +297,13 @@ class Agent:
         """End a worker that hangs, and say so at once: what it shared with others is broken from now on."""
         assert self._worker is not None
         self._ending = cause
+        self._lost_cause = f"the worker was ended: {cause}"
         self._worker.kill()
         self._send(
             WorkerLost(
                 member=self._member,
                 pid=self._worker.pid,
-                cause=f"the worker was ended: {cause}",
+                cause=self._lost_cause,
                 detector=detector,
                 last_life_unix_s=self._heard_unix_s,
             )
@@ -315,6 +320,7 @@ class Agent:
         elif told:
             pass  # we ended it, and have said so
         elif exit_.is_loss:
+            self._lost_cause = str(exit_)
             self._send(
                 WorkerLost(
                     member=self._member,
@@ -471,7 +477,7 @@ class Agent:
             self._end_quietly(command.why)
         elif isinstance(command, Assign):
             self._worker_state = WorkerState.IN_WORLD
-            self._said.clear()  # the fencing and the fetching before this world are over
+            self._said.forget()  # the fencing and the fetching before this world are over
             self._to_worker(EnterWorld(world=command.world))
         elif isinstance(command, Peers):
             self._pull.addresses = command.addresses
@@ -481,7 +487,10 @@ class Agent:
             self._tasks.stage(command, lambda: self.generation, self._inbox.put)
         elif isinstance(command, StagePersisted):
             self._tasks.stage_persisted(command, lambda: self.generation, self._inbox.put)
+        elif isinstance(command, CommitsKept):
+            self._said.kept(command)
         elif isinstance(command, PersistSettled):
+            self._said.settled(command)
             if self._persister is not None:
                 self._persister.settled(command)
         elif isinstance(command, FinishPersist):
@@ -502,7 +511,7 @@ class Agent:
         self._buddies.leave()
         if self._persister is not None:
             self._persister.cancel()
-        self._said.clear()  # of a world that is over
+        self._said.forget()  # of a world that is over
         self._fence_pending = True
         if command.leave_out:
             self._end_quietly("told to leave")
@@ -514,6 +523,8 @@ class Agent:
     def _start_worker(self) -> None:
         if self._worker is not None:
             self._end_quietly("another takes its place")
+        self._said.forget_worker()
+        self._lost_cause = ""
         self._worker = WorkerProcess.start(self._spec, self._member, self._inbox.put)
         self._worker_state = WorkerState.STARTING
         self._heard_s = time.monotonic()

@@ -98,7 +98,7 @@ class WorldSpec:
 class AgentAttached:
     """An agent has (again) connected; `worker` is what it found running, `generation` the newest it knows.
 
-    It then tells again what its worker said last in this world: Rebuilt, StepFailed, LeftWorld, Finished.
+    It then tells again what may not have been heard (`elastic.agent_said`).
     """
 
     member: int
@@ -106,6 +106,10 @@ class AgentAttached:
     worker_pid: int
     generation: int
     data_address: str
+    agent_pid: int = 0
+    """The agent's own process: another one has lost what the one before was doing."""
+    lost_cause: str = ""
+    """Why there is no worker, where it was lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,6 +305,14 @@ class ServiceReady:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceLost:
+    """The runtime service of a generation has died, or is stopped and answers nobody."""
+
+    generation: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PersistedFound:
     """What earlier runs left in the persistent tier, the newest first; told once, before the first world."""
 
@@ -339,7 +351,7 @@ AgentEvent = (
     | SharePersisted
     | Persisted
 )
-Event = AgentEvent | AgentLost | ServiceReady | PersistedFound | StopRequested | Tick
+Event = AgentEvent | AgentLost | ServiceReady | ServiceLost | PersistedFound | StopRequested | Tick
 
 
 # ---- commands: coordinator → agents and shell --------------------------------------------------------------

@@ -23,6 +23,7 @@ from elastic.events import (
     PreemptionNotice,
     Rebuilt,
     ResetHost,
+    ServiceLost,
     ServiceReady,
     SharePersisted,
     StacksTaken,
@@ -41,6 +42,7 @@ from elastic.records import (
     SnapshotsVerified,
     StateRestored,
 )
+from elastic.state import Member
 from elastic.turn import Turn
 
 _OF_THIS_GENERATION = (
@@ -56,6 +58,7 @@ _OF_THIS_GENERATION = (
     Finished,
     DigestDone,
     ServiceReady,
+    ServiceLost,
     SharePersisted,
 )
 
@@ -91,17 +94,22 @@ def _agent_attached(turn: Turn, event: AgentAttached) -> None:
     known = member.worker in (WorkerState.IN_WORLD, WorkerState.READY)
     found = event.worker in (WorkerState.IN_WORLD, WorkerState.READY)
     same = known and found and event.worker_pid == member.worker_pid
+    is_new_agent = not event.agent_pid or event.agent_pid != member.agent_pid
     turn.change(uncovered="")
-    turn.update(index, attached=True, gone_since_s=None)
+    turn.update(index, attached=True, gone_since_s=None, agent_pid=event.agent_pid)
     if same:
-        # Adopted by a new agent: nothing was lost, unless it left its world meanwhile.
+        # Adopted by a new agent, or heard again: nothing was lost, unless it left its world meanwhile.
         if event.worker is WorkerState.READY:
             turn.update(index, worker=WorkerState.READY)
-        turn.write_worker(index, "adopted", event.worker_pid)
-        moves_persist.lose_shares(turn, index)
+        if is_new_agent:
+            turn.write_worker(index, "adopted", event.worker_pid)
+            moves_persist.lose_shares(turn, index)
+        moves_persist.repeat_settled(turn, index)
+    elif _got_ready(member, event):
+        _worker_ready(turn, WorkerReady(member=index, pid=event.worker_pid))
     else:
         if known:
-            cause = "the worker ended while its agent was away"
+            cause = event.lost_cause or "the worker ended while its agent was away"
             quarantine.lost(turn, index, cause)
             _lose_worker(turn, index, cause, "agent-restart", turn.now.unix_s)
         if found:
@@ -111,6 +119,12 @@ def _agent_attached(turn: Turn, event: AgentAttached) -> None:
             return
         turn.update(index, worker=event.worker, worker_pid=event.worker_pid, respawning=False)
     turn.repeat_orders(index)
+
+
+def _got_ready(member: Member, event: AgentAttached) -> bool:
+    """Whether the worker that was being started has reached its session while nobody listened."""
+    is_ready = member.worker is WorkerState.STARTING and event.worker is WorkerState.READY
+    return is_ready and event.worker_pid != member.ended_pid
 
 
 def _agent_lost(turn: Turn, event: AgentLost) -> None:
@@ -218,7 +232,10 @@ def _staged(turn: Turn, event: Staged) -> None:
 
 def _rebuilt(turn: Turn, event: Rebuilt) -> None:
     snapshots = () if event.snapshot is None else (event.snapshot,)
+    is_told_again = turn.state.member(event.member).done
     turn.update(event.member, done=True, snapshots=snapshots)
+    if is_told_again:
+        return
     if not turn.state.rehearsing:
         quarantine.joined(turn, event.member)
     turn.write_worker(event.member, "rebuilt", turn.state.member(event.member).worker_pid)

@@ -29,6 +29,9 @@ TOKEN_MODE = 0o600
 LOCK_FILE = ".lock"
 HISTORY_FILE = "events.jsonl"
 COORDINATOR_FILE = "coordinator.json"
+ARBITER_DIRECTORY = "arbiter"
+LOG_DIRECTORY = "coordinator-log"
+"""What a coordinator keeps for the one after it."""
 
 WORKER_HEARTBEAT_S = 1.0
 """How often a worker's link tells its agent that the process lives."""
@@ -98,7 +101,13 @@ class JobSpec:
     worker_silent_s: float = 20.0
     """How long a worker that is not stopped may send no heartbeat before it is ended."""
     lease_s: float = 30.0
-    """How long a worker goes on without an agent."""
+    """How long a worker goes on without an agent, and an agent's worker without a coordinator."""
+    coordinator_lease_s: float = 3.0
+    """How long a coordinator may command without having renewed its right to (`elastic.mandate`), and so how
+    long another waits before it takes over from one that hangs."""
+    arbiter: Path | None = None
+    """The directory of the arbiter's records; None: in the run's own. All machines on which a coordinator of
+    the job may run must see it."""
 
     def __post_init__(self) -> None:
         timing = self.config.timing
@@ -115,12 +124,20 @@ class JobSpec:
             lease_s=self.lease_s,
         )
         check_order(agent_dead_s=self.agent_dead_s, agent_stuck_s=self.agent_stuck_s)
+        check_order(
+            heartbeat_s=self.heartbeat_s, coordinator_lease_s=self.coordinator_lease_s, lease_s=self.lease_s
+        )
         if self.lease_s > timing.lease_s:
             raise UsageError(
                 f"two worlds could train: workers go on alone for lease_s ({self.lease_s:g} s), the machine"
                 f" waits for {timing.lease_s:g} s",
                 remedy="Give Timing.lease_s at least the job's.",
             )
+
+    @property
+    def arbiter_directory(self) -> Path:
+        """Where the arbiter's records are."""
+        return self.arbiter or self.directory / ARBITER_DIRECTORY
 
     @property
     def persist_root(self) -> Path | None:

@@ -16,19 +16,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
 import grpc
 import msgspec
+import tenacity
 
 from elastic import control_pb2 as pb
 from elastic.control_channel import bearer, open_channel, read_place
 from elastic.control_pb2_grpc import ControlStub
-from elastic.job import COORDINATOR_FILE, ENV_LEASH_FD, HISTORY_FILE, JobSpec, save_job
+from elastic.coordinator_keeper import CoordinatorKeeper
+from elastic.file_arbiter import FileArbiter
+from elastic.job import COORDINATOR_FILE, ENV_LEASH_FD, HISTORY_FILE, LOG_DIRECTORY, JobSpec, save_job
 from elastic.protocol import CONTROL_CODEC
-from elastic.records import FaultInjected, Record, RunEnded, WorkerEvent, decode_record
+from elastic.records import FaultInjected, Record, RunEnded, StepCommitted, WorkerEvent, decode_record
 from reshard.errors import ElasticError, JobFailedError
 from snapshot.job import JobLock
 
@@ -74,7 +78,13 @@ class Launcher:
         self._lock = JobLock.acquire(spec.job_id, root=spec.shm_root)
         self._token = save_job(spec)
         self._leash_read, self._leash_write = os.pipe()
-        self._coordinator: subprocess.Popen[bytes] | None = None
+        for directory in (spec.arbiter_directory, spec.directory / LOG_DIRECTORY):
+            _clear(directory)  # of an earlier job in this directory
+        self._coordinator = CoordinatorKeeper(
+            partial(self._spawn, "coordinator", "elastic.coordinator", str(spec.directory)),
+            FileArbiter(spec.arbiter_directory),
+            spec.directory / "logs" / "coordinator.log",
+        )
         self._agents: dict[int, subprocess.Popen[bytes]] = {}
         self._worker_pids: dict[int, int] = {}
         self._interrupts = 0
@@ -97,9 +107,15 @@ class Launcher:
         return self.spec.shm_root / f"elastic-{self.spec.job_id}" / f"s{member}h0"
 
     def note(self, fault: FaultInjected) -> None:
-        """Have an injected fault written into the history."""
+        """Have an injected fault written into the history, also while the coordinator is being replaced."""
         name, body = CONTROL_CODEC.encode(fault)
-        self._call("Note", pb.Envelope(member=-1, kind=name, body=body))
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type((grpc.RpcError, OSError)),
+            wait=tenacity.wait_random_exponential(multiplier=0.05, max=0.5),
+            stop=tenacity.stop_after_delay(self.spec.lease_s),
+            reraise=True,
+        )
+        retrying(self._call, "Note", pb.Envelope(member=-1, kind=name, body=body))
 
     # ---- the run ----
 
@@ -122,7 +138,7 @@ class Launcher:
     def _start_all(self) -> None:
         (self.spec.directory / HISTORY_FILE).unlink(missing_ok=True)
         (self.spec.directory / COORDINATOR_FILE).unlink(missing_ok=True)
-        self._coordinator = self._spawn("coordinator", "elastic.coordinator", str(self.spec.directory))
+        self._coordinator.start()
         for index in range(self.spec.config.num_slices):
             self._start_agent(index)
 
@@ -152,29 +168,26 @@ class Launcher:
             for record in tail.read():
                 if isinstance(record, WorkerEvent) and record.pid:
                     self._worker_pids[record.slice_index] = record.pid
+                if isinstance(record, StepCommitted):
+                    self._coordinator.note_step(record.step)
                 for listener in listeners:
                     listener.feed(record)
                 if isinstance(record, RunEnded):
                     self._completed = record.outcome == "completed"
                     return record
-            assert self._coordinator is not None
-            status = self._coordinator.poll()
-            if status is not None:
-                raise JobFailedError(
-                    f"the coordinator ended with status {status} before the run did",
-                    remedy=f"See {self.spec.directory / 'logs' / 'coordinator.log'}.",
-                )
             if self._stop_by_s is not None and time.monotonic() > self._stop_by_s:
                 raise JobFailedError("interrupted", remedy="Everything it started was ended.")
             self._supervise()
             time.sleep(POLL_S)
 
     def _supervise(self) -> None:
-        """Start agents again that have died: they re-adopt what they left behind."""
+        """Start coordinator and agents again that have died: they go on from what was left behind."""
+        if self._stop_by_s is None:
+            self._coordinator.look()
         for index, agent in list(self._agents.items()):
             if agent.poll() is not None and self._stop_by_s is None:
                 self._start_agent(index)
-        own = {child.pid for child in [*self._agents.values(), self._coordinator] if child is not None}
+        own = {child.pid for child in [*self._agents.values(), *self._coordinator.processes()]}
         for pid in _children() - own:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
@@ -195,7 +208,7 @@ class Launcher:
 
     def _end_all(self) -> None:
         """Let what is ending end, then end the rest; nothing of the job is left behind."""
-        started = [child for child in [*self._agents.values(), self._coordinator] if child is not None]
+        started = [*self._agents.values(), *self._coordinator.processes()]
         bound_s = time.monotonic() + FAILED_GRACE_S
         while any(child.poll() is None for child in started):
             # After a completed run the scripts may still be at work (a last save); an interrupt ends that
@@ -235,6 +248,12 @@ class Launcher:
         sight.
         """
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _clear(directory: Path) -> None:
+    """Remove the files of a directory of ours."""
+    for path in directory.iterdir() if directory.is_dir() else ():
+        path.unlink(missing_ok=True)
 
 
 def _children() -> set[int]:

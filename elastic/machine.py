@@ -28,6 +28,7 @@ from elastic.events import (
     Phase,
     PreemptionNotice,
     Rebuilt,
+    ServiceLost,
     ServiceReady,
     SharePersisted,
     StacksTaken,
@@ -77,6 +78,16 @@ def order_audit(turn: Turn, event: Event) -> None:
     moves_audit.order_audit(turn)
 
 
+def leave_service(turn: Turn, event: Event) -> None:
+    """The world has no runtime service any more: a new generation, of the same slices."""
+    assert isinstance(event, ServiceLost)
+    why = f"the runtime service of generation {event.generation} {event.cause}"
+    if turn.state.phase in (Phase.RUNNING, Phase.SUSPECT):
+        moves_fence.fence(turn, why)
+    else:
+        moves_restore.try_again(turn, why)
+
+
 def fail(turn: Turn, event: Event) -> None:
     """The job cannot go on: stop everything with the reason."""
     if isinstance(event, WorkerFailed):
@@ -116,6 +127,7 @@ EVENTS: tuple[type[Event], ...] = (
     SharePersisted,
     Persisted,
     ServiceReady,
+    ServiceLost,
     PersistedFound,
     StopRequested,
     Tick,
@@ -142,10 +154,12 @@ _ALWAYS: dict[type[Event], Reaction] = {
     SharePersisted: ignore,
     Persisted: ignore,
     ServiceReady: ignore,
+    ServiceLost: ignore,
     PersistedFound: ignore,
     StopRequested: fail,
     Tick: advance,
 }
+_WITH_SERVICE: dict[type[Event], Reaction] = {ServiceReady: advance, ServiceLost: leave_service}
 _NOTHING: dict[type[Event], Reaction] = dict.fromkeys(EVENTS, ignore)
 _ENDED = _NOTHING | {AgentAttached: release}
 
@@ -154,6 +168,7 @@ TABLE: dict[Phase, dict[type[Event], Reaction]] = {
     Phase.RUNNING: _ALWAYS
     | {
         StepFailed: suspect,
+        ServiceLost: leave_service,
         StacksTaken: advance,
         PreemptionNotice: advance,
         Committed: count_commit,
@@ -164,20 +179,21 @@ TABLE: dict[Phase, dict[type[Event], Reaction]] = {
         SharePersisted: advance,
         Persisted: advance,
     },
-    Phase.SUSPECT: _ALWAYS | {StepFailed: hear_probe},
+    Phase.SUSPECT: _ALWAYS | {StepFailed: hear_probe, ServiceLost: leave_service},
     Phase.FENCING: _ALWAYS | {Fenced: advance},
-    Phase.PLANNING: _ALWAYS | {ServiceReady: advance},
-    Phase.RESTORING: _ALWAYS | {Staged: advance, ServiceReady: advance},
+    Phase.PLANNING: _ALWAYS | _WITH_SERVICE,
+    Phase.RESTORING: _ALWAYS | _WITH_SERVICE | {Staged: advance},
     Phase.REBUILDING: _ALWAYS
+    | _WITH_SERVICE
     | {
         Rebuilt: advance,
-        ServiceReady: advance,
         StepFailed: suspect,
         LaidOut: moves_restore.lay_out_anew,
     },
     Phase.REPLAYING: _ALWAYS
     | {
         StepFailed: suspect,
+        ServiceLost: leave_service,
         StacksTaken: advance,
         Committed: count_commit,
         Captured: order_audit,
@@ -213,5 +229,9 @@ def step(state: JobState, event: Event, now: Clock) -> tuple[JobState, tuple[Com
     if facts.is_stale(turn, event):
         return turn.state, tuple(turn.commands)
     facts.observe(turn, event)
+    if isinstance(event, AgentAttached) and event.generation > turn.state.generation:
+        moves_fence.overtake(turn, event.generation)
+    if turn.state.reconvening and not turn.is_reconvening():
+        turn.change(reconvening=False)
     TABLE[turn.state.phase][type(event)](turn, event)
     return turn.state, tuple(turn.commands)

@@ -211,6 +211,7 @@ def _set_world(turn: Turn, slices: tuple[int, ...], choice: Choice | None, *, is
         waiting_until_s=None,
         uncovered="",
         memory_given_up=False,
+        reconvening=False,
     )
 
 

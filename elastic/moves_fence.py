@@ -52,6 +52,12 @@ def fence(turn: Turn, why: str) -> None:
     advance_fencing(turn)
 
 
+def overtake(turn: Turn, generation: int) -> None:
+    """A host has heard of a later generation than this job knows of: begin one that is later still."""
+    turn.change(generation=generation)
+    fence(turn, f"a host was in generation {generation} already")
+
+
 def advance_fencing(turn: Turn) -> None:
     """Decide once all have reported and nobody is inside an older world; replace what does not get out."""
     attached = [member for member in turn.state.members if member.attached]

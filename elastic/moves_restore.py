@@ -34,14 +34,15 @@ def _assign_when_staged(turn: Turn, *, staged: bool) -> None:
     elif turn.stage_error:
         if state.choice is not None and state.choice.is_persisted:
             refuse(turn, state.choice.step, turn.stage_error)
-        _retry(turn, turn.stage_error)
+        try_again(turn, turn.stage_error)
     elif staged and state.service_generation == state.generation:
         assign(turn)
     elif turn.is_late():
-        _retry(turn, "the runtime service did not come up" if staged else "fetching took too long")
+        try_again(turn, "the runtime service did not come up" if staged else "fetching took too long")
 
 
-def _retry(turn: Turn, why: str) -> None:
+def try_again(turn: Turn, why: str) -> None:
+    """This world does not come about: another one, a few times."""
     turn.change(stage_failures=turn.state.stage_failures + 1)
     if turn.state.stage_failures > MAX_RETRIES:
         fail(turn, f"the restore failed {turn.state.stage_failures} times in a row: {why}")
@@ -97,7 +98,7 @@ def lay_out_anew(turn: Turn, event: Event) -> None:
     """A script that asks for boxes which were not planned for gets a world planned for them, in a new try."""
     assert isinstance(event, LaidOut)
     if event.lacking:
-        _retry(turn, f"slice {event.member} asks for another layout than was planned: {event.lacking}")
+        try_again(turn, f"slice {event.member} asks for another layout than was planned: {event.lacking}")
 
 
 def advance_rebuilding(turn: Turn) -> None:

@@ -46,6 +46,8 @@ def _is_everybody_there(turn: Turn, num_ready: int) -> bool:
     state = turn.state
     if num_ready == state.config.num_slices or turn.is_late():
         return True
+    if turn.is_reconvening():
+        return False
     if not state.started:
         return False
     if state.gather_until_s is None:

@@ -124,6 +124,18 @@ class StepTold:
     checksums: bytes = b""
 
 
+# ---- coordinator → agent, beside commands -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitsKept:
+    """This host's commits up to `step` of `generation` are in the history: they need not be told again."""
+
+    member: int
+    generation: int
+    step: int
+
+
 # ---- agent → worker --------------------------------------------------------------------------------------
 
 
@@ -188,5 +200,13 @@ WORKER_CODEC = Codec(
     )
 )
 CONTROL_CODEC = Codec(
-    (*get_args(AgentEvent), *get_args(AgentCommand), Heartbeat, StepTold, RefusalsTold, FaultInjected)
+    (
+        *get_args(AgentEvent),
+        *get_args(AgentCommand),
+        Heartbeat,
+        StepTold,
+        CommitsKept,
+        RefusalsTold,
+        FaultInjected,
+    )
 )

@@ -40,6 +40,21 @@ class RunStarted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorStarted:
+    """A coordinator commands from now on; a later `epoch` has taken over from the one before it.
+
+    `generation` and `phase` are what it found ("" for the first one). `goes_on`: the world trains on.
+    """
+
+    unix_s: float
+    epoch: int
+    pid: int
+    generation: int = 0
+    phase: str = ""
+    goes_on: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FaultInjected:
     """A fault that the chaos tooling caused, with the moment it did so. `slice_index` is None for a fault
     of no slice.
@@ -306,6 +321,7 @@ class RunEnded:
 
 Record = (
     RunStarted
+    | CoordinatorStarted
     | FaultInjected
     | LossDetected
     | PhaseEntered
@@ -329,6 +345,7 @@ _TYPES: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
         RunStarted,
+        CoordinatorStarted,
         FaultInjected,
         LossDetected,
         PhaseEntered,

@@ -62,6 +62,7 @@ class Member:
     """When its agent was lost; None while attached, or once the slice has been counted as lost."""
     worker: WorkerState = WorkerState.NONE
     worker_pid: int = 0
+    agent_pid: int = 0
     ended_pid: int = 0
     """The process before this one, which is counted as gone: news of it changes nothing."""
     starts: int = 0
@@ -171,6 +172,8 @@ class JobState:
     """The newest step that did not get into the persistent tier."""
     memory_given_up: bool = False
     """Whether hosts that are away, and may hold the state in memory, are not waited for any more."""
+    reconvening: bool = False
+    """Whether the agents of the coordinator before this one may still be on their way to it."""
     last_cause: str = ""
     """What ended a worker last, for the message of a job that cannot go on."""
     error: str = ""

@@ -169,13 +169,20 @@ class Turn:
         alone = self.state.world == (member.index,) and not self.state.rehearsing
         if alone and member.worker is WorkerState.IN_WORLD:
             return timing.lease_s
-        return timing.agent_grace_s if self.state.phase in (Phase.RUNNING, Phase.REPLAYING) else 0.0
+        is_patient = self.state.reconvening or self.state.phase in (Phase.RUNNING, Phase.REPLAYING)
+        return timing.agent_grace_s if is_patient else 0.0
 
     def is_gone(self, member: Member) -> bool:
         """Whether a slice's agent is away for longer than the phase allows."""
         if member.attached:
             return False
         return member.gone_since_s is None or self.is_past(member.gone_since_s + self.patience_s(member))
+
+    def is_reconvening(self) -> bool:
+        """Whether hosts that this coordinator's predecessor had may still come; then nothing is decided."""
+        return self.state.reconvening and any(
+            member.gone_since_s is not None and not self.is_gone(member) for member in self.state.members
+        )
 
     def lost_members(self) -> tuple[int, ...]:
         """The slices of the world (forming or running) that cannot be part of it any more.

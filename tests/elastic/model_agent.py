@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 from model_state import PATHS, Content
 from model_worker import Snapshot
 
+from elastic.agent_said import Said
 from elastic.events import (
     AgentAttached,
     Assign,
+    Committed,
     ComputeDigest,
     DigestDone,
     EndWorker,
@@ -51,6 +53,10 @@ class Agent:
         self.generation = 0
         self.fence_pending = False
         self.unsettled: int | None = None
+        self.said = Said()
+        self.commits: list[Committed] = []
+        self.finishing: set[tuple[int, int]] = set()
+        self.pid = self.job.next_agent_pid()
         self._up_s = 0.0
         self._down_s = 0.0
 
@@ -70,13 +76,24 @@ class Agent:
             worker_pid=worker.pid if worker else 0,
             generation=self.generation,
             data_address=f"host:{self.index}",
+            agent_pid=self.pid,
         )
+        if self.job.is_down:
+            return
         self._send(lambda: self.job.attach(self, event))
-        for word in worker.last_words if worker else ():
-            self.tell(word)
+        words = [*self.commits, *self.said.again(self.generation)]
+        words += [word for word in (worker.last_words if worker else ()) if word not in words]
+        for word in words:
+            self._tell(word)
 
     def tell(self, event: Event) -> None:
         """Send an event, in order; the coordinator hears it unless it has given this agent up."""
+        self.said.note(event)
+        if isinstance(event, Committed):
+            self.commits.append(event)
+        self._tell(event)
+
+    def _tell(self, event: Event) -> None:
 
         def arrive() -> None:
             if self.host.attached is self:
@@ -109,6 +126,7 @@ class Agent:
     def _obey(self, command: Any) -> None:
         worker = self.host.worker
         if isinstance(command, StartWorker):
+            self.said.forget_worker()
             self.host.start_worker()
         elif isinstance(command, EndWorker):
             self._end_quietly()
@@ -126,11 +144,14 @@ class Agent:
         elif isinstance(command, StagePersisted):
             self.job.after(self.job.random.uniform(0.005, 0.05), lambda: self._stage_persisted(command))
         elif isinstance(command, PersistSettled):
+            self.said.settled(command)
             is_ours = (self.generation, self.unsettled) == (command.generation, command.step)
             self.unsettled = None if is_ours else self.unsettled
         elif isinstance(command, FinishPersist):
             self.job.after(self.job.finish_s, lambda: self._finish_persist(command))
         elif isinstance(command, Assign):
+            self.said.forget()
+            self.commits.clear()
             if worker is not None and worker.state is WorkerState.READY:
                 worker.enter(command.world)
         elif isinstance(command, ComputeDigest):
@@ -152,6 +173,7 @@ class Agent:
         if command.generation < self.generation:
             return
         self.generation, self.fence_pending = command.generation, True
+        self.said.forget()
         self.unsettled = None
         worker = self.host.worker
         if command.leave_out:
@@ -262,6 +284,9 @@ class Agent:
     def _finish_persist(self, command: FinishPersist) -> None:
         if not self.alive:
             return
+        if (command.step, command.generation) in self.finishing:
+            return
+        self.finishing.add((command.step, command.generation))
         shares = self.job.shares[command.step, command.generation]
         (content,) = set(shares.values())
         self.job.disk[command.step] = command.generation, content
