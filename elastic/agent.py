@@ -23,6 +23,7 @@ import msgspec
 from elastic.agent_beat import Beat
 from elastic.agent_buddies import AgentPull, BuddyKeeper
 from elastic.agent_persist import Persister
+from elastic.agent_standby import WarmWorker
 from elastic.agent_stream import CoordinatorStream, StreamLost
 from elastic.agent_tasks import ArenaTasks, Verified
 from elastic.events import (
@@ -74,13 +75,14 @@ from elastic.protocol import (
     Reserved,
     StateDescribed,
     StepTold,
+    TakeTurn,
     Unwound,
     WorkerCommitted,
     WorldRebuilt,
 )
 from elastic.refusals import RefusalTally
 from elastic.wire import FramedSocket
-from elastic.worker_process import WorkerExit, WorkerProcess, start_time, write_pid
+from elastic.worker_process import WorkerExit, WorkerProcess, describe_end, start_time, write_pid
 from elastic.worker_socket import WorkerSocket
 from reshard.errors import ElasticError, InsufficientMemoryError
 from snapshot.arena import Arena
@@ -151,6 +153,7 @@ class Agent:
         self._buddies = BuddyKeeper(self._arena, host, replicas, self._pull, self._inbox.put)
         self._buddies.start()
         self._socket = WorkerSocket(spec.socket_path(slice_index), self._inbox.put, self._refused)
+        self._warm = WarmWorker(spec, slice_index, self._arena.directory, self._inbox.put)
         self._stream = CoordinatorStream(spec, token, slice_index, self._inbox.put)
         self._over = False
         self._said: dict[type[Any], Any] = {}
@@ -231,6 +234,7 @@ class Agent:
 
     def _close(self) -> None:
         self._beat.close()
+        self._warm.close()
         self._buddies.close()
         if self._persister is not None:
             self._persister.cancel()
@@ -305,6 +309,8 @@ class Agent:
         )
 
     def _worker_ended(self, exit_: WorkerExit) -> None:
+        if self._warm.ended(exit_):
+            return  # nothing but a process less to fall back on
         if self._worker is None or self._worker.pid != exit_.pid:
             return
         told, told_failure = self._ending, self._failure_told
@@ -326,13 +332,9 @@ class Agent:
                 )
             )
         elif not told_failure:
-            where = (
-                "before its session began" if state is WorkerState.STARTING else "in the middle of the job"
-            )
             log = self._spec.directory / "logs" / f"worker-{self._slice}.log"
-            self._send(
-                WorkerFailed(slice_index=self._slice, error=f"{exit_} {where}; its output is in {log}")
-            )
+            error = f"{describe_end(exit_, state)}; its output is in {log}"
+            self._send(WorkerFailed(slice_index=self._slice, error=error))
         if self._fence_pending:
             self._report_fenced()
 
@@ -361,6 +363,7 @@ class Agent:
             self._send(StepTold(record=record, checksums=message.checksums))
             if message.checksums:
                 self._captured(message.generation, message.step)
+            self._warm.committed()
         elif isinstance(message, Reserve):
             self._to_worker(self._reserve(message))
         elif isinstance(message, Unwound):
@@ -396,7 +399,9 @@ class Agent:
         if self._persister is not None:
             self._persister.captured(generation, step)
 
-    def _meet(self, connection: FramedSocket, hello: Hello) -> None:
+    def _meet(self, connection: FramedSocket, hello: Hello, *, was_warm: bool = False) -> None:
+        if self._warm.meet(connection, hello):
+            return
         if self._worker is None or hello.pid != self._worker.pid:
             self._socket.refuse(connection, "unknown-sender", hello.pid)  # a stale incarnation, or a stranger
             return
@@ -408,8 +413,9 @@ class Agent:
             self._buddies.captured_before(hello.generation)
         else:
             self._worker_state = WorkerState.READY
+            self._to_worker(TakeTurn())  # one that stood by waits for it
             if self._stream.is_attached:
-                self._send(WorkerReady(slice_index=self._slice, pid=hello.pid))
+                self._send(WorkerReady(slice_index=self._slice, pid=hello.pid, was_warm=was_warm))
 
     def _reserve(self, wanted: Reserve) -> Reserved:
         try:
@@ -505,6 +511,7 @@ class Agent:
         if self._persister is not None:
             self._persister.cancel()
         self._said.clear()  # of a world that is over
+        self._warm.recovering(has_worker=self._worker is not None)
         self._fence_pending = True
         if command.leave_out:
             self._end_quietly("told to leave")
@@ -516,10 +523,15 @@ class Agent:
     def _start_worker(self) -> None:
         if self._worker is not None:
             self._end_quietly("another takes its place")
-        self._worker = WorkerProcess.start(self._spec, self._slice, self._inbox.put)
+        warm = self._warm.take()
+        self._worker = warm.process if warm else WorkerProcess.start(self._spec, self._slice, self._inbox.put)
         self._worker_state = WorkerState.STARTING
         self._heard_s = time.monotonic()
         write_pid(self._arena.directory / PID_FILE, self._worker.pid)
+        if warm is not None:
+            warm.go_on()
+            if warm.connection is not None:
+                self._meet(warm.connection, Hello(pid=warm.process.pid, generation=0), was_warm=True)
 
     def _end_quietly(self, why: str) -> None:
         """End the worker because we were told so: that is no loss to report."""

@@ -117,6 +117,7 @@ def _run(
     persist_dir: Path | None,
     persist_every: int,
     persist_keep: int,
+    warm: bool,
     tls: TlsFiles | None = None,
     **machine: Any,
 ) -> int:
@@ -139,6 +140,7 @@ def _run(
             persist=persist,
             tls=tls,
             cadence=snapshot_every,
+            warm=warm,
         )
     )
 

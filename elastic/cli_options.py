@@ -124,6 +124,12 @@ _JOB_OPTIONS = (
         help="Smaller worlds whose programs are compiled before the start.",
     ),
     click.option(
+        "--warm/--no-warm",
+        default=True,
+        show_default=True,
+        help="Keep on each host a process ready that has run your script as far as elastic.session().",
+    ),
+    click.option(
         "--quarantine-s",
         type=click.FloatRange(min=0),
         default=5.0,

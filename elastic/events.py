@@ -118,10 +118,11 @@ class AgentLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReady:
-    """A worker has reached its session and waits for a world."""
+    """A worker has reached its session and waits for a world. `was_warm`: it stood by there already."""
 
     slice_index: int
     pid: int
+    was_warm: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,6 +43,7 @@ from elastic.records import (
 )
 from elastic.turn import Turn
 
+WARM = "it stood by, warm"
 _OF_THIS_GENERATION = (
     StepFailed,
     StacksTaken,
@@ -136,7 +137,7 @@ def _worker_ready(turn: Turn, event: WorkerReady) -> None:
         fresh=True,
         respawning=False,
     )
-    turn.write_worker(event.slice_index, "ready", event.pid)
+    turn.write_worker(event.slice_index, "ready", event.pid, WARM if event.was_warm else "")
 
 
 def _worker_lost(turn: Turn, event: WorkerLost) -> None:

@@ -47,6 +47,7 @@ class Wanted:
     persist: PersistSpec | None = None
     tls: TlsFiles | None = None
     cadence: Cadence = EVERY_STEP
+    warm: bool = True
 
 
 def run_job(wanted: Wanted) -> int:
@@ -138,6 +139,7 @@ def prepare(wanted: Wanted) -> tuple[JobSpec, Sequence[Any]]:
         copy_threads=None if adapter.one_process else copy_threads(wanted.config.num_slices),
         tls=wanted.tls,
         cadence=wanted.cadence,
+        warm=wanted.warm,
     )
     environment = adapter.worker_environment(spec)
     fields = {name: getattr(spec, name) for name in spec.__dataclass_fields__}

@@ -66,6 +66,8 @@ class Member:
     """The process before this one, which is counted as gone: news of it changes nothing."""
     starts: int = 0
     """Starts of its worker since it last took part in a new step."""
+    hint_at_s: float | None = None
+    """When it is told that a starting worker is not there yet; None: it was, or none starts."""
     start_by_s: float | None = None
     """When a starting worker has to be ready."""
     start_at_step: int | None = None

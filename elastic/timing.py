@@ -16,6 +16,8 @@ class Timing:
 
     start_s: float = 120.0
     """A worker process, from its start to its session."""
+    session_hint_s: float = 20.0
+    """After this long without a session it is told that the script has not called elastic.session() yet."""
     suspect_s: float = 4.0
     """How long a failed step may wait for the loss that explains it; longer than any detector takes."""
     probe_s: float = 20.0

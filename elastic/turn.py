@@ -33,6 +33,11 @@ class Clock:
     unix_s: float
 
 
+def no_session(after_s: float) -> str:
+    """What is wrong with a worker that has not come to its session."""
+    return f"the script has not called elastic.session() in {after_s:.0f} s"
+
+
 class Turn:
     """The working copy that the reactions to one event share."""
 
@@ -134,7 +139,14 @@ class Turn:
         """Start a worker, with a bound for its start."""
         starts = self.state.member(slice_index).starts + 1
         start_by_s = self.now.mono_s + self.state.config.timing.start_s
-        self.update(slice_index, worker=WorkerState.STARTING, starts=starts, start_by_s=start_by_s)
+        hint_at_s = self.now.mono_s + self.state.config.timing.session_hint_s
+        self.update(
+            slice_index,
+            worker=WorkerState.STARTING,
+            starts=starts,
+            start_by_s=start_by_s,
+            hint_at_s=hint_at_s,
+        )
         self.send(StartWorker(slice_index=slice_index))
 
     def start_due(self, *, at_once: bool = False) -> None:
@@ -142,9 +154,8 @@ class Turn:
         for member in self.state.members:
             if not member.attached:
                 continue
-            if member.worker is WorkerState.STARTING and self.is_past(member.start_by_s):
-                quarantine.lost(self, member.slice_index, "it did not reach its session in time")
-                self.end_worker(member.slice_index, "did not reach its session in time")
+            if member.worker is WorkerState.STARTING:
+                self._look_at_start(member)
                 member = self.state.member(member.slice_index)
             if member.worker is not WorkerState.NONE or not self.may_start(member):
                 continue
@@ -153,6 +164,19 @@ class Turn:
             if at_once or (is_due and not is_kept_away):
                 self.start_worker(member.slice_index)
                 self.write_worker(member.slice_index, "started", 0)
+
+    def _look_at_start(self, member: Member) -> None:
+        """Say where a worker hangs that does not get to its session; end it when it takes too long."""
+        index, timing = member.slice_index, self.state.config.timing
+        if self.is_past(member.start_by_s):
+            cause = no_session(timing.start_s)
+            self.change(last_cause=f"slice {index}: {cause}")
+            quarantine.lost(self, index, cause)
+            self.end_worker(index, cause)
+        elif self.is_past(member.hint_at_s):
+            self.update(index, hint_at_s=None)
+            detail = f"{no_session(timing.session_hint_s)}; its output is in logs/worker-{index}.log"
+            self.write_worker(index, "overdue", member.worker_pid, detail)
 
     def may_start(self, member: Member) -> bool:
         """Whether a slice without a worker is to get one, now or later."""
