@@ -24,9 +24,9 @@ from elastic.worker_process import WorkerExit, WorkerProcess, start_time, write_
 
 WARM_FILE = "warm.pid"
 CALM_COMMITS = 3
-"""Steps of a world before a process is prepared: recovery and first steps have the processors to themselves."""
+"""Steps of a world before a process is prepared: its first steps have the processors to themselves."""
 STARVED_S = 20.0
-"""Where every processor is busy all the time the lowest priority gets nothing: after this it gets a little."""
+"""Where all processors are busy the lowest priority gets nothing: after this it gets a little."""
 FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 60.0
 

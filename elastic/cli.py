@@ -148,6 +148,7 @@ def _run(
 def _config(
     *,
     slices: int,
+    spares: int,
     min_slices: int,
     devices_per_host: int,
     replicas: int | None,
@@ -165,6 +166,7 @@ def _config(
 
     return Config(
         num_slices=slices,
+        spares=spares,
         min_slices=min_slices,
         devices_per_host=devices_per_host,
         replicas=max(slices, 1) if replicas is None else replicas,

@@ -192,6 +192,13 @@ _JOB_OPTIONS = (
         help="How worlds are formed: multicontroller (real processes), local (one process), or another "
         "one that is installed.",
     ),
+    click.option(
+        "--spares",
+        type=click.IntRange(min=0),
+        default=0,
+        show_default=True,
+        help="More slices, which wait for one to be lost and take its place at once.",
+    ),
     click.option("--slices", type=int, default=3, show_default=True, help="Slices at the start."),
 )
 

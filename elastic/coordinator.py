@@ -108,7 +108,7 @@ class Coordinator:
         if not isinstance(event, AgentAttached):
             raise WireError(f"an agent's first message must be AgentAttached, not {first.kind}")
         index = event.slice_index
-        if index != first.slice_index or not 0 <= index < self._spec.config.num_slices:
+        if index != first.slice_index or not 0 <= index < self._spec.config.num_members:
             raise UnknownSenderError(f"there is no slice {index} in this job, or it is not the sender's")
         outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         now = _now()
@@ -349,6 +349,7 @@ class Coordinator:
                 in_place=spec.in_place,
                 simulated_faults=spec.simulated_faults,
                 slices=config.num_slices,
+                spares=config.spares,
                 min_slices=config.min_slices,
                 devices_per_host=config.devices_per_host,
                 replicas=config.replicas,
@@ -378,7 +379,7 @@ def serve(directory: Path) -> int:
     spec, token = load_job(directory), load_token(directory)
     coordinator = Coordinator(spec, token)
     server, address = make_server(
-        coordinator, token, spec.config.num_slices, bind_host=spec.bind_host, tls=spec.tls
+        coordinator, token, spec.config.num_members, bind_host=spec.bind_host, tls=spec.tls
     )
     server.start()
     watch_leash(lambda: os._exit(1))

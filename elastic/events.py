@@ -76,6 +76,8 @@ class WorldSpec:
     newest_committed: int
     rehearsal: bool
     replicas: int
+    seats: tuple[int, ...] = ()
+    """The logical index of each of `slices`; () where they are the same."""
     audit_every: int = 0
     """Captures from one audit of all copies on the devices to the next (0: only when ordered)."""
     restore_generation: int | None = None

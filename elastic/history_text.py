@@ -135,7 +135,8 @@ def describe(record: Record) -> str:
 def _describe_run(record: Record) -> str:
     match record:
         case RunStarted():
-            asked = f"{record.slices} slices, {record.replicas} replicas, {record.adapter}"
+            spares = f" and {record.spares} spare" if record.spares else ""
+            asked = f"{record.slices} slices{spares}, {record.replicas} replicas, {record.adapter}"
             return f"run {record.run_id} started: {asked}"
         case FaultInjected(slice_index=None):
             return f"fault injected: {record.fault} {record.detail}".rstrip()

@@ -123,7 +123,7 @@ class Launcher:
         (self.spec.directory / HISTORY_FILE).unlink(missing_ok=True)
         (self.spec.directory / COORDINATOR_FILE).unlink(missing_ok=True)
         self._coordinator = self._spawn("coordinator", "elastic.coordinator", str(self.spec.directory))
-        for index in range(self.spec.config.num_slices):
+        for index in range(self.spec.config.num_members):
             self._start_agent(index)
 
     def _start_agent(self, slice_index: int) -> None:

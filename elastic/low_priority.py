@@ -1,8 +1,8 @@
 """Running another process at the lowest priority, such that it can be raised again without privileges.
 
-What `nice` lowers only a privileged process can raise, and so it is with SCHED_IDLE (sched(7)). SCHED_BATCH can
-always be undone, and so can the nice value of an autogroup, the kernel's scheduling group of a session: the
-process must lead a session of its own. SCHED_IDLE is taken where undoing it was tried and works.
+What `nice` lowers only a privileged process can raise, and so it is with SCHED_IDLE (sched(7)). SCHED_BATCH
+can always be undone, and so can the nice value of an autogroup, the kernel's scheduling group of a session:
+the process must lead a session of its own. SCHED_IDLE is taken where undoing it was tried and works.
 """
 
 from __future__ import annotations

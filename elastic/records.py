@@ -35,6 +35,7 @@ class RunStarted:
     seed: int
     target_steps: int | None
     command: tuple[str, ...] = ()
+    spares: int = 0
     epoch_samples: int | None = None
     """Samples in an epoch, where it is known before the start."""
 

@@ -22,6 +22,8 @@ class Config:
     """What does not change during a job."""
 
     num_slices: int
+    spares: int = 0
+    """Slices beyond these that wait for one of them to be lost."""
     min_slices: int = 1
     devices_per_host: int = 1
     replicas: int = 2
@@ -44,12 +46,19 @@ class Config:
     def __post_init__(self) -> None:
         if self.num_slices < 1:
             raise UsageError(f"slices must be at least 1, not {self.num_slices}")
+        if self.spares < 0:
+            raise UsageError(f"spares must be 0 or more, not {self.spares}")
         if not 1 <= self.min_slices <= self.num_slices:
             raise UsageError(f"min-slices must be between 1 and {self.num_slices}, not {self.min_slices}")
         if self.replicas < 1:
             raise UsageError(f"replicas must be at least 1, not {self.replicas}")
         if self.audit_every < 0:
             raise UsageError(f"audit-every must be 0 or more, not {self.audit_every}")
+
+    @property
+    def num_members(self) -> int:
+        """All slices of the job, the spares too."""
+        return self.num_slices + self.spares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +129,8 @@ class JobState:
     gather_until_s: float | None = None
     uncovered: str = ""
     """Why the hosts at hand cannot restore the state; cleared when another host attaches."""
+    seats: tuple[int, ...] = ()
+    """The slice at each logical index (`elastic.seats`); those without a seat are spares."""
     world: tuple[int, ...] = ()
     idle: tuple[int, ...] = ()
     """Slices that were there when the world was formed and have no part in it: its layout takes fewer."""
@@ -218,11 +229,12 @@ class JobState:
 
 def initial_state(config: Config, now_s: float) -> JobState:
     """A job that waits for its agents."""
-    members = tuple(Member(slice_index=index, start_at_step=-1) for index in range(config.num_slices))
+    members = tuple(Member(slice_index=index, start_at_step=-1) for index in range(config.num_members))
     rehearsals = min(config.rehearsals, config.num_slices - config.min_slices)
     return JobState(
         config=config,
         members=members,
+        seats=tuple(range(config.num_slices)),
         rehearsals_left=max(rehearsals, 0),
         deadline_s=now_s + config.timing.start_s,
         waiting_until_s=now_s + config.timing.start_s,

@@ -104,7 +104,7 @@ class Job:
         self.stuck_hosts: set[int] = set()
         """Hosts whose share of a snapshot is never written."""
         self.unreadable: set[int] = set()
-        self.hosts = [Host(self, index) for index in range(num_slices)]
+        self.hosts = [Host(self, index) for index in range(self.config.num_members)]
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         if self.disk:
@@ -216,7 +216,7 @@ class Job:
 
     def _check_world(self, world: WorldFormed) -> None:
         assert len(world.slices) >= self.config.min_slices
-        assert list(world.slices) == sorted(set(world.slices))
+        assert list(world.slices) == [index for index in self.state.seats if index in world.slices]
         assert world.generation not in self.worlds
         for index in world.slices:
             assert self.state.member(index).attached

@@ -1,4 +1,4 @@
-"""A process that stands by: it waits at its session, takes the worker's place, and its death is nobody's loss."""
+"""A process that stands by waits at its session and takes the worker's place; its death is nobody's loss."""
 
 from __future__ import annotations
 
