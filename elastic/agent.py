@@ -23,6 +23,7 @@ import msgspec
 from elastic.agent_beat import Beat
 from elastic.agent_buddies import AgentPull, BuddyKeeper
 from elastic.agent_persist import Persister
+from elastic.agent_shadow import ShadowRunner
 from elastic.agent_standby import WarmWorker
 from elastic.agent_stream import CoordinatorStream, StreamLost
 from elastic.agent_tasks import ArenaTasks, Verified
@@ -81,6 +82,7 @@ from elastic.protocol import (
     WorldRebuilt,
 )
 from elastic.refusals import RefusalTally
+from elastic.shadow_events import EndShadow, EnterShadow, StartShadow
 from elastic.wire import FramedSocket
 from elastic.worker_process import WorkerExit, WorkerProcess, describe_end, start_time, write_pid
 from elastic.worker_socket import WorkerSocket
@@ -154,6 +156,7 @@ class Agent:
         self._buddies.start()
         self._socket = WorkerSocket(spec.socket_path(slice_index), self._inbox.put, self._refused)
         self._warm = WarmWorker(spec, slice_index, self._arena.directory, self._inbox.put)
+        self._shadow = ShadowRunner(spec, slice_index, self._send, self._inbox.put)
         self._stream = CoordinatorStream(spec, token, slice_index, self._inbox.put)
         self._over = False
         self._said: dict[type[Any], Any] = {}
@@ -235,6 +238,7 @@ class Agent:
     def _close(self) -> None:
         self._beat.close()
         self._warm.close()
+        self._shadow.end()
         self._buddies.close()
         if self._persister is not None:
             self._persister.cancel()
@@ -273,6 +277,7 @@ class Agent:
             self._over = True
         if now_s >= self._next_life_s:
             self._next_life_s = now_s + LIFE_EVERY_S
+            self._shadow.look_after()
             self._to_worker(Heartbeat(unix_s=time.time()))
             for told in self._refused.take() if self._stream.is_attached else ():
                 self._stream.send(self.generation, told)
@@ -309,7 +314,7 @@ class Agent:
         )
 
     def _worker_ended(self, exit_: WorkerExit) -> None:
-        if self._warm.ended(exit_):
+        if self._warm.ended(exit_) or self._shadow.ended(exit_):
             return  # nothing but a process less to fall back on
         if self._worker is None or self._worker.pid != exit_.pid:
             return
@@ -356,6 +361,7 @@ class Agent:
             self._meet(connection, message)
             return
         if connection is not self._connection:
+            self._shadow.hear(connection, message)
             return
         self._heard_s, self._heard_unix_s = time.monotonic(), time.time()
         if isinstance(message, WorkerCommitted):
@@ -400,7 +406,7 @@ class Agent:
             self._persister.captured(generation, step)
 
     def _meet(self, connection: FramedSocket, hello: Hello, *, was_warm: bool = False) -> None:
-        if self._warm.meet(connection, hello):
+        if self._warm.meet(connection, hello) or self._shadow.meet(connection, hello):
             return
         if self._worker is None or hello.pid != self._worker.pid:
             self._socket.refuse(connection, "unknown-sender", hello.pid)  # a stale incarnation, or a stranger
@@ -500,6 +506,8 @@ class Agent:
         elif isinstance(command, ResetHost):
             self._end_quietly("its slice had been given up")
             self._attach()
+        elif isinstance(command, StartShadow | EnterShadow | EndShadow):
+            self._shadow.obey(command, self._worker.pid if self._worker else None)
         elif isinstance(command, Shutdown):
             self._shut_down(command.completed)
 
@@ -511,6 +519,7 @@ class Agent:
         if self._persister is not None:
             self._persister.cancel()
         self._said.clear()  # of a world that is over
+        self._shadow.end()
         self._warm.recovering(has_worker=self._worker is not None)
         self._fence_pending = True
         if command.leave_out:

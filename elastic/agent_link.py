@@ -152,8 +152,8 @@ class AgentLink:
             return generation < self._fenced_below
 
     def arenas(self) -> Mapping[HostId, Arena]:
-        """This host's arena."""
-        if not self._arenas:
+        """This host's arena; none for a shadow, which keeps nothing."""
+        if not self._arenas and not self._is_shadow:
             host = host_of(self._slice)
             self._arenas[host] = Arena.attach(self._spec.job_id, host, root=self._spec.shm_root)
         return self._arenas
@@ -283,6 +283,8 @@ class AgentLink:
         self._reserved = None
 
     def _tell(self, message: object) -> None:
+        if self._is_shadow and not isinstance(message, LeftWorld | StepFailed | WorkerFailed):
+            return  # a shadow of a world has nothing else to tell
         with self._told:
             if isinstance(message, WorkerCommitted):
                 self._commits.append(message)
@@ -387,7 +389,7 @@ class AgentLink:
     def _beat(self) -> None:
         while self._end is None:
             self._tell(Heartbeat(unix_s=time.time()))
-            if time.monotonic() - self._heard_s > self._spec.lease_s:
+            if not self._is_shadow and time.monotonic() - self._heard_s > self._spec.lease_s:
                 os._exit(
                     LEASE_EXIT_STATUS
                 )  # the agent hangs: somebody else may go on without this slice by now

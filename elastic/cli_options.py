@@ -124,6 +124,12 @@ _JOB_OPTIONS = (
         help="Smaller worlds whose programs are compiled before the start.",
     ),
     click.option(
+        "--precompile/--no-precompile",
+        default=True,
+        show_default=True,
+        help="Compile for one slice fewer, or more, in the background while training goes on.",
+    ),
+    click.option(
         "--warm/--no-warm",
         default=True,
         show_default=True,

@@ -50,6 +50,8 @@ from elastic.quarantine import remaining_s
 from elastic.records import FaultInjected, MessageRefused, RunEnded, RunStarted, StepCommitted, WorldFormed
 from elastic.refusals import RefusalLedger, RefusalsTold, Surface
 from elastic.runtime_service import ServicePool
+from elastic.shadow_events import EndShadowService, ShadowServiceReady, StartShadowService
+from elastic.shadow_service import ShadowService
 from elastic.state import initial_state
 from elastic.telemetry import RecoveryTracer
 from elastic.turn import Clock
@@ -94,6 +96,8 @@ class Coordinator:
         """The newest step of each slice in the present world: what is told again is not written again."""
         self._shown_life_s = 0.0
         self._services = ServicePool(spec.service_command, spec.bind_host, self._service_ready)
+
+        self._shadow = ShadowService(spec.service_command, spec.bind_host, self._shadow_ready)
 
     @property
     def generation(self) -> int:
@@ -240,6 +244,7 @@ class Coordinator:
 
     def close(self) -> None:
         """End the runtime services and close the history."""
+        self._shadow.end()
         self._services.close()
         self._history.close()
 
@@ -298,6 +303,10 @@ class Coordinator:
                 self._tracer.hear(command.record)
             elif isinstance(command, StartService):
                 self._services.start(command.generation, command.num_processes)
+            elif isinstance(command, StartShadowService):
+                self._shadow.start(command.number, command.num_processes)
+            elif isinstance(command, EndShadowService):
+                self._shadow.end()
             else:
                 self._send(command)
 
@@ -338,6 +347,9 @@ class Coordinator:
 
     def _service_ready(self, generation: int, address: str) -> None:
         self._inbox.put((-1, ServiceReady(generation=generation, address=address)))
+
+    def _shadow_ready(self, number: int, address: str) -> None:
+        self._inbox.put((-1, ShadowServiceReady(number=number, address=address)))
 
     def _write_start(self) -> None:
         spec, config = self._spec, self._spec.config

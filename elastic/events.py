@@ -15,6 +15,15 @@ from elastic.detector_events import StacksTaken as StacksTaken
 from elastic.detector_events import StepFailed as StepFailed
 from elastic.detector_events import TakeStacks as TakeStacks
 from elastic.records import Record
+from elastic.shadow_events import (
+    EndShadow,
+    EndShadowService,
+    EnterShadow,
+    ShadowServiceReady,
+    ShadowTold,
+    StartShadow,
+    StartShadowService,
+)
 from reshard.batch_sizes import NewSteps
 from reshard.boxes import Box
 from reshard.holdings import Holding
@@ -340,8 +349,9 @@ AgentEvent = (
     | DigestDone
     | SharePersisted
     | Persisted
+    | ShadowTold
 )
-Event = AgentEvent | AgentLost | ServiceReady | PersistedFound | StopRequested | Tick
+Event = AgentEvent | AgentLost | ServiceReady | ShadowServiceReady | PersistedFound | StopRequested | Tick
 
 
 # ---- commands: coordinator → agents and shell --------------------------------------------------------------
@@ -535,8 +545,11 @@ AgentCommand = (
     | ComputeDigest
     | ResetHost
     | Shutdown
+    | StartShadow
+    | EnterShadow
+    | EndShadow
 )
-Command = AgentCommand | StartService | Write
+Command = AgentCommand | StartService | StartShadowService | EndShadowService | Write
 
 
 def host_of(slice_index: int) -> HostId:

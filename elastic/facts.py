@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from elastic import moves_hang, moves_persist, quarantine
+from elastic import moves_hang, moves_persist, moves_shadow, quarantine
 from elastic.events import (
     AgentAttached,
     AgentLost,
@@ -41,6 +41,7 @@ from elastic.records import (
     SnapshotsVerified,
     StateRestored,
 )
+from elastic.shadow_events import ShadowServiceReady, ShadowTold
 from elastic.turn import Turn
 
 WARM = "it stood by, warm"
@@ -311,4 +312,6 @@ _OBSERVERS: dict[type[Any], Callable[[Turn, Any], None]] = {
     Persisted: moves_persist.observe_persisted,
     PersistedFound: moves_persist.observe_found,
     StacksTaken: moves_hang.note_stacks,
+    ShadowTold: moves_shadow.hear,
+    ShadowServiceReady: moves_shadow.hear_service,
 }

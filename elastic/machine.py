@@ -39,6 +39,7 @@ from elastic.events import (
     WorkerLost,
     WorkerReady,
 )
+from elastic.shadow_events import ShadowServiceReady, ShadowTold
 from elastic.state import JobState
 from elastic.turn import Clock, Turn
 
@@ -117,6 +118,8 @@ EVENTS: tuple[type[Event], ...] = (
     Persisted,
     ServiceReady,
     PersistedFound,
+    ShadowTold,
+    ShadowServiceReady,
     StopRequested,
     Tick,
 )
@@ -143,6 +146,8 @@ _ALWAYS: dict[type[Event], Reaction] = {
     Persisted: ignore,
     ServiceReady: ignore,
     PersistedFound: ignore,
+    ShadowTold: ignore,
+    ShadowServiceReady: ignore,
     StopRequested: fail,
     Tick: advance,
 }

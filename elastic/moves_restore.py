@@ -10,6 +10,7 @@ from elastic.moves_fence import fence, shrink
 from elastic.moves_hang import look_for_hang
 from elastic.moves_persist import refuse
 from elastic.moves_run import finish
+from elastic.moves_shadow import note_compiled
 from elastic.seats import logical
 from elastic.turn import Turn
 from reshard.batch_sizes import begin_world, worlds_since
@@ -140,12 +141,14 @@ def advance_replaying(turn: Turn) -> None:
     elif state.rehearsing:
         if all(state.member(index).left for index in state.world):
             turn.change(rehearsals_left=state.rehearsals_left - 1)
+            note_compiled(turn, len(state.world))
             fence(turn, "the rehearsal is over")
     elif state.all_finished():
         turn.enter(Phase.RUNNING)
         finish(turn)
     elif state.newest_committed > state.newest_before:
         turn.change(stage_failures=0)
+        note_compiled(turn, len(state.world))
         turn.enter(Phase.RUNNING)
     else:
         look_for_hang(turn)

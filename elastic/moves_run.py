@@ -9,6 +9,7 @@ from elastic.moves_end import complete, describe_state_left, fail
 from elastic.moves_fence import fence, name_slices, shrink
 from elastic.moves_hang import look_for_hang
 from elastic.moves_persist import give_up_late
+from elastic.moves_shadow import look
 from elastic.seats import seated
 from elastic.turn import Turn
 
@@ -100,6 +101,7 @@ def advance_running(turn: Turn) -> None:
     if (coming or going) and not any(state.member(index).finished for index in state.world):
         _ask_for_boundary(turn)
         return
+    look(turn)
     look_for_hang(turn)
 
 

@@ -208,6 +208,21 @@ class PersistFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowCompiled:
+    """The programs of a world of so many slices were compiled beside the one that trains; or not.
+
+    `outcome` is "compiled", "failed", "skipped" (memory was short) or "given up" (the world was left).
+    """
+
+    unix_s: float
+    generation: int
+    num_slices: int
+    took_s: float
+    outcome: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CopiesCompared:
     """The checksums of so many captures more have been compared across slices; `is_audit`: of one audit, of
     all copies on the devices.
@@ -319,6 +334,7 @@ Record = (
     | SnapshotsVerified
     | SnapshotPersisted
     | PersistFailed
+    | ShadowCompiled
     | CopiesCompared
     | CorruptionSuspected
     | SliceQuarantined
@@ -342,6 +358,7 @@ _TYPES: dict[str, type[Any]] = {
         SnapshotsVerified,
         SnapshotPersisted,
         PersistFailed,
+        ShadowCompiled,
         CopiesCompared,
         CorruptionSuspected,
         SliceQuarantined,

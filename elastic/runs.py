@@ -136,7 +136,7 @@ def prepare(wanted: Wanted) -> tuple[JobSpec, Sequence[Any]]:
         simulated_faults=adapter.simulated_faults,
         command=wanted.command,
         service_command=adapter.service_command(),
-        config=wanted.config,
+        config=replace(wanted.config, precompile=wanted.config.precompile and not adapter.one_process),
         seed=wanted.seed,
         target_steps=wanted.target_steps,
         shm_root=wanted.shm_root,

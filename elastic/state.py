@@ -9,6 +9,7 @@ from elastic.choose import Choice
 from elastic.copy_check import CopyCheck
 from elastic.events import Phase, SnapshotSummary, WorkerState, host_of
 from elastic.quarantine import Flapping
+from elastic.shadow import Shadow
 from elastic.step_watch import StepWatch
 from elastic.timing import Timing as Timing
 from reshard.batch_sizes import NewSteps
@@ -37,6 +38,8 @@ class Config:
     """Captures from one audit of all copies on the devices to the next; 0: only when copies disagreed."""
     count_writes: bool = False
     """Whether every restore counts that each element is written exactly once (for debugging)."""
+    precompile: bool = False
+    """Whether the programs of the next smaller and larger world are compiled while a world trains."""
     max_starts: int = 8
     """How often a slice's worker is started without a new step before the slice is left out."""
     timing: Timing = field(default_factory=Timing)
@@ -136,6 +139,8 @@ class JobState:
     """Slices that were there when the world was formed and have no part in it: its layout takes fewer."""
     layouts: tuple[tuple[int, Layout], ...] = ()
     """How the script lays out the state on so many slices, as worlds (and rehearsals) of them have told."""
+    shadow: Shadow = field(default_factory=Shadow)
+    """Where the compiling for the next world stands."""
     rehearsing: bool = False
     rehearsals_left: int = 0
     started: bool = False

@@ -29,6 +29,8 @@ class Timing:
     """The same for the first step of a world, which may have to be compiled, if it is more."""
     unwind_s: float = 2.0
     """How long a survivor may take to leave a broken world before it is ended and started again."""
+    shadow_s: float = 900.0
+    """How long the compiling of the next world's programs in the background may take."""
     stage_s: float = 120.0
     rebuild_s: float = 300.0
     join_s: float = 60.0

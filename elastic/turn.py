@@ -22,6 +22,7 @@ from elastic.events import (
     Write,
 )
 from elastic.records import LossDetected, PhaseEntered, Record, WorkerEvent
+from elastic.shadow_events import EndShadowService, StartShadowService
 from elastic.state import JobState, Member
 
 
@@ -55,7 +56,7 @@ class Turn:
         """Change fields of one member."""
         self.state = self.state.with_member(slice_index, **changes)
 
-    def send(self, command: AgentCommand | StartService) -> None:
+    def send(self, command: AgentCommand | StartService | StartShadowService | EndShadowService) -> None:
         """Add a command for the shell to perform."""
         self.commands.append(command)
 

@@ -35,6 +35,7 @@ from elastic.events import (
     WorkerState,
     host_of,
 )
+from elastic.shadow_events import EndShadow, EnterShadow, ShadowTold, StartShadow
 from reshard.holdings import Holding
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class Agent:
         self.generation = 0
         self.fence_pending = False
         self.unsettled: int | None = None
+        self.shadow = 0
+        """The shadow group that this host has a process in."""
         self._up_s = 0.0
         self._down_s = 0.0
 
@@ -140,9 +143,27 @@ class Agent:
         elif isinstance(command, ResetHost):
             self._end_quietly()
             self.attach()
+        elif isinstance(command, StartShadow | EnterShadow | EndShadow):
+            self._shadow(command)
         elif isinstance(command, Shutdown):
             self._end_quietly()
             self.host.is_released = True
+
+    def _shadow(self, command: StartShadow | EnterShadow | EndShadow) -> None:
+        """A process of a shadow group: it gets to its session, makes its step; it may fail."""
+        if isinstance(command, EndShadow):
+            self.shadow = 0 if command.number == self.shadow else self.shadow
+            return
+        starts = isinstance(command, StartShadow)
+        self.shadow = command.number if starts else self.shadow
+        fails = self.job.shadow_fails and self.job.random.random() < self.job.shadow_fails
+
+        def tell() -> None:
+            if self.alive and self.shadow == command.number:
+                state: Any = "failed" if fails else "ready" if starts else "done"
+                self.tell(ShadowTold(slice_index=self.index, number=command.number, state=state, detail="x"))
+
+        self.job.after(self.job.random.uniform(0.1, 0.5), tell)
 
     def _end_quietly(self) -> None:
         if self.host.worker is not None:
@@ -154,6 +175,7 @@ class Agent:
         if command.generation < self.generation:
             return
         self.generation, self.fence_pending = command.generation, True
+        self.shadow = 0
         self.unsettled = None
         worker = self.host.worker
         if command.leave_out:

@@ -41,6 +41,7 @@ from elastic.records import (
     RunEnded,
     WorldFormed,
 )
+from elastic.shadow_events import EndShadowService, ShadowServiceReady, StartShadowService
 from elastic.state import Config, JobState, Timing, initial_state
 from elastic.turn import Clock
 
@@ -94,6 +95,8 @@ class Job:
         self.restored: list[tuple[int, Content]] = []
         self.next_restored: Content = ()
         self.service_works = True
+        self.shadow_fails = 0.0
+        """How likely a process of a shadow group is to fail at each thing it does."""
         self.persist_every = persist_every
         self.disk: dict[int, tuple[int, Content]] = dict(disk or {})
         """The persistent tier: by step, who captured it (generation) and what it is made of."""
@@ -184,7 +187,10 @@ class Job:
             if self.service_works:
                 ready = ServiceReady(generation=command.generation, address=f"service:{command.generation}")
                 self.after(self.jitter_s(), lambda: self.tell(ready))
-        else:
+        elif isinstance(command, StartShadowService):
+            up = ShadowServiceReady(number=command.number, address=f"shadow:{command.number}")
+            self.after(self.jitter_s(), lambda: self.tell(up))
+        elif not isinstance(command, EndShadowService):
             agent = self.hosts[command.slice_index].attached
             if agent is not None:
                 agent.receive_later(command)
