@@ -23,6 +23,7 @@ import msgspec
 from elastic.agent_beat import Beat
 from elastic.agent_buddies import AgentPull, BuddyKeeper
 from elastic.agent_persist import Persister
+from elastic.agent_prepare import Preparer
 from elastic.agent_shadow import ShadowRunner
 from elastic.agent_standby import WarmWorker
 from elastic.agent_stream import CoordinatorStream, StreamLost
@@ -64,6 +65,7 @@ from elastic.events import (
     host_of,
 )
 from elastic.job import JobSpec, load_job, load_token
+from elastic.join_events import HostPrepared, PrepareHost
 from elastic.leash import watch_leash
 from elastic.protocol import (
     EnterWorld,
@@ -154,6 +156,7 @@ class Agent:
         host, replicas = host_of(slice_index), spec.config.replicas
         self._buddies = BuddyKeeper(self._arena, host, replicas, self._pull, self._inbox.put)
         self._buddies.start()
+        self._room = Preparer(self._arena, slice_index, replicas, self._inbox.put)
         self._socket = WorkerSocket(spec.socket_path(slice_index), self._inbox.put, self._refused)
         self._warm = WarmWorker(spec, slice_index, self._arena.directory, self._inbox.put)
         self._shadow = ShadowRunner(spec, slice_index, self._send, self._inbox.put)
@@ -264,7 +267,7 @@ class Agent:
             self._verified(item)
         elif isinstance(item, Replicated):
             self._to_worker(item)
-        elif isinstance(item, Staged | DigestDone | SharePersisted | Persisted):
+        elif isinstance(item, Staged | DigestDone | SharePersisted | Persisted | HostPrepared):
             self._send(item)
         elif isinstance(item, tuple):
             self._hear_worker(*item)
@@ -425,11 +428,7 @@ class Agent:
 
     def _reserve(self, wanted: Reserve) -> Reserved:
         try:
-            self._arena.reserve(
-                wanted.slot_bytes,
-                journal_record_bytes=wanted.journal_record_bytes,
-                journal_records=wanted.journal_records,
-            )
+            self._room.reserve(wanted.slot_bytes, wanted.journal_record_bytes, wanted.journal_records)
             if wanted.buddy_bytes:
                 self._buddies.reserve(wanted.buddy_bytes)
         except InsufficientMemoryError as error:
@@ -491,6 +490,8 @@ class Agent:
             self._pull.addresses = command.addresses
         elif isinstance(command, StopAfter | AuditAfter | TakeStacks):
             self._to_worker(command)
+        elif isinstance(command, PrepareHost):
+            self._room.prepare(command)
         elif isinstance(command, Stage):
             self._tasks.stage(command, lambda: self.generation, self._inbox.put)
         elif isinstance(command, StagePersisted):

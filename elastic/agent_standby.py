@@ -25,8 +25,8 @@ from elastic.worker_process import WorkerExit, WorkerProcess, start_time, write_
 WARM_FILE = "warm.pid"
 CALM_COMMITS = 3
 """Steps of a world before a process is prepared: its first steps have the processors to themselves."""
-STARVED_S = 20.0
-"""Where all processors are busy the lowest priority gets nothing: after this it gets a little."""
+STARVED_S = ((20.0, low_priority.LOW), (60.0, low_priority.LESS_LOW))
+"""Where all processors are busy the lowest priority gets nothing: so it gets a little, then more."""
 FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 60.0
 
@@ -41,7 +41,7 @@ class StandbyProcess:
         self.connection: FramedSocket | None = None
         self._is_paused = False
         self._began_s = time.monotonic()
-        self._is_starved = False
+        self._steps_up = list(STARVED_S)
         low_priority.lower(self.process.pid)
 
     @property
@@ -64,9 +64,8 @@ class StandbyProcess:
 
     def look_after(self) -> None:
         """See to it that it gets on."""
-        if not self._is_starved and time.monotonic() - self._began_s > STARVED_S:
-            self._is_starved = True
-            low_priority.lower_less(self.process.pid)
+        while self._steps_up and time.monotonic() - self._began_s > self._steps_up[0][0]:
+            low_priority.lower_less(self.process.pid, self._steps_up.pop(0)[1])
 
     def go_on(self) -> None:
         """Prepare further."""

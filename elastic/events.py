@@ -14,6 +14,7 @@ from typing import Literal
 from elastic.detector_events import StacksTaken as StacksTaken
 from elastic.detector_events import StepFailed as StepFailed
 from elastic.detector_events import TakeStacks as TakeStacks
+from elastic.join_events import HostPrepared, PrepareHost
 from elastic.records import Record
 from elastic.shadow_events import (
     EndShadow,
@@ -350,6 +351,7 @@ AgentEvent = (
     | SharePersisted
     | Persisted
     | ShadowTold
+    | HostPrepared
 )
 Event = AgentEvent | AgentLost | ServiceReady | ShadowServiceReady | PersistedFound | StopRequested | Tick
 
@@ -545,6 +547,7 @@ AgentCommand = (
     | ComputeDigest
     | ResetHost
     | Shutdown
+    | PrepareHost
     | StartShadow
     | EnterShadow
     | EndShadow

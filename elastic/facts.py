@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from elastic import moves_hang, moves_persist, moves_shadow, quarantine
+from elastic import moves_hang, moves_persist, moves_prepare, moves_shadow, quarantine
 from elastic.events import (
     AgentAttached,
     AgentLost,
@@ -33,6 +33,7 @@ from elastic.events import (
     WorkerReady,
     WorkerState,
 )
+from elastic.join_events import HostPrepared
 from elastic.moves_audit import note_checksums, note_layout
 from elastic.records import (
     MessageRefused,
@@ -137,6 +138,8 @@ def _worker_ready(turn: Turn, event: WorkerReady) -> None:
         left=False,
         fresh=True,
         respawning=False,
+        prepare_by_s=None,
+        prepared=False,
     )
     turn.write_worker(event.slice_index, "ready", event.pid, WARM if event.was_warm else "")
 
@@ -313,5 +316,6 @@ _OBSERVERS: dict[type[Any], Callable[[Turn, Any], None]] = {
     PersistedFound: moves_persist.observe_found,
     StacksTaken: moves_hang.note_stacks,
     ShadowTold: moves_shadow.hear,
+    HostPrepared: moves_prepare.hear,
     ShadowServiceReady: moves_shadow.hear_service,
 }

@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 LOWEST = 19
-LOW = 10
-"""A tenth of what a process of normal priority gets, where both want to run all the time."""
+LOW, LESS_LOW = 10, 5
+"""A tenth, and a third, of what a process of normal priority gets where both want to run all the time."""
 NORMAL = 0
 WRITES_S = 0.5
 """The kernel takes ten changes of autogroups in a second from processes without privileges."""
@@ -29,10 +29,10 @@ def lower(pid: int) -> None:
     _set_group(pid, LOWEST)
 
 
-def lower_less(pid: int) -> None:
+def lower_less(pid: int, nice: int = LOW) -> None:
     """Give a process that was lowered a small share also where others want to run all the time."""
     _set_policy(pid, os.SCHED_BATCH)
-    _set_group(pid, LOW)
+    _set_group(pid, nice)
 
 
 def restore(pid: int) -> None:

@@ -39,6 +39,7 @@ from elastic.events import (
     WorkerLost,
     WorkerReady,
 )
+from elastic.join_events import HostPrepared
 from elastic.shadow_events import ShadowServiceReady, ShadowTold
 from elastic.state import JobState
 from elastic.turn import Clock, Turn
@@ -120,6 +121,7 @@ EVENTS: tuple[type[Event], ...] = (
     PersistedFound,
     ShadowTold,
     ShadowServiceReady,
+    HostPrepared,
     StopRequested,
     Tick,
 )
@@ -148,6 +150,7 @@ _ALWAYS: dict[type[Event], Reaction] = {
     PersistedFound: ignore,
     ShadowTold: ignore,
     ShadowServiceReady: ignore,
+    HostPrepared: ignore,
     StopRequested: fail,
     Tick: advance,
 }
@@ -168,6 +171,7 @@ TABLE: dict[Phase, dict[type[Event], Reaction]] = {
         DigestDone: advance,
         SharePersisted: advance,
         Persisted: advance,
+        HostPrepared: advance,
     },
     Phase.SUSPECT: _ALWAYS | {StepFailed: hear_probe},
     Phase.FENCING: _ALWAYS | {Fenced: advance},

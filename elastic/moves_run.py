@@ -9,6 +9,7 @@ from elastic.moves_end import complete, describe_state_left, fail
 from elastic.moves_fence import fence, name_slices, shrink
 from elastic.moves_hang import look_for_hang
 from elastic.moves_persist import give_up_late
+from elastic.moves_prepare import is_prepared, prepare_outsiders
 from elastic.moves_shadow import look
 from elastic.seats import seated
 from elastic.turn import Turn
@@ -98,6 +99,9 @@ def advance_running(turn: Turn) -> None:
     if set(coming) <= set(state.idle):
         coming = []  # they were there already, and no layout takes them
     going = [index for index in state.world if state.member(index).leaving]
+    prepare_outsiders(turn)
+    if not all(is_prepared(turn, index) for index in coming):
+        coming = []  # the others train on meanwhile
     if (coming or going) and not any(state.member(index).finished for index in state.world):
         _ask_for_boundary(turn)
         return

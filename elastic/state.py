@@ -84,6 +84,10 @@ class Member:
     """When a starting worker has to be ready."""
     start_at_step: int | None = None
     """The newest committed step at which a new worker may be started; None: not planned."""
+    prepare_by_s: float | None = None
+    """When its host has to have made room for a part in the world; None: it was not told to."""
+    prepared: bool = False
+    """Whether it has."""
     joined_s: float | None = None
     """When its worker got its part in a world; None since the slice was lost."""
     losses_in_row: int = 0

@@ -33,6 +33,8 @@ class Timing:
     """How long the compiling of the next world's programs in the background may take."""
     stage_s: float = 120.0
     rebuild_s: float = 300.0
+    prepare_s: float = 30.0
+    """How long a slice that is to join may take to make room for snapshots before it joins all the same."""
     join_s: float = 60.0
     """How long the boundary for a join may take to be reached by all."""
     agent_grace_s: float = 4.0

@@ -35,6 +35,7 @@ from elastic.events import (
     WorkerState,
     host_of,
 )
+from elastic.join_events import HostPrepared, PrepareHost
 from elastic.shadow_events import EndShadow, EnterShadow, ShadowTold, StartShadow
 from reshard.holdings import Holding
 
@@ -126,6 +127,9 @@ class Agent:
         elif isinstance(command, StopAfter):
             if worker is not None and worker.spec and worker.spec.generation == command.generation:
                 worker.stop_after = command.step
+        elif isinstance(command, PrepareHost):
+            took_s = self.job.random.uniform(0.01, 0.3)
+            self.job.after(took_s, lambda: self.tell(HostPrepared(slice_index=self.index)))
         elif isinstance(command, Stage):
             self.job.after(self.job.random.uniform(0.005, 0.05), lambda: self._stage(command))
         elif isinstance(command, StagePersisted):
