@@ -36,7 +36,7 @@ NO_GATE = 1 << 30
 
 
 class Job:
-    """A job that runs: its history as far as it is written, its processes, and the files that set its pace."""
+    """A job that runs: its history so far, its processes, and the files that set its pace."""
 
     def __init__(self, directory: Path, *arguments: str, steps: int, gate: int = NO_GATE) -> None:
         self.directory = directory
