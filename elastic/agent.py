@@ -23,7 +23,10 @@ import msgspec
 from elastic.agent_beat import Beat
 from elastic.agent_buddies import AgentPull, BuddyKeeper
 from elastic.agent_persist import Persister
+from elastic.agent_prepare import Preparer
 from elastic.agent_said import Said
+from elastic.agent_shadow import ShadowRunner
+from elastic.agent_standby import WarmWorker
 from elastic.agent_stream import STALE, CoordinatorStream, StreamLost
 from elastic.agent_tasks import ArenaTasks, Verified
 from elastic.events import (
@@ -63,6 +66,7 @@ from elastic.events import (
     host_of,
 )
 from elastic.job import JobSpec, load_job, load_token
+from elastic.join_events import HostPrepared, PrepareHost
 from elastic.leash import watch_leash
 from elastic.protocol import (
     CommitsKept,
@@ -76,13 +80,15 @@ from elastic.protocol import (
     Reserved,
     StateDescribed,
     StepTold,
+    TakeTurn,
     Unwound,
     WorkerCommitted,
     WorldRebuilt,
 )
 from elastic.refusals import RefusalTally
+from elastic.shadow_events import EndShadow, EnterShadow, StartShadow
 from elastic.wire import FramedSocket
-from elastic.worker_process import WorkerExit, WorkerProcess, start_time, write_pid
+from elastic.worker_process import WorkerExit, WorkerProcess, describe_end, start_time, write_pid
 from elastic.worker_socket import WorkerSocket
 from reshard.errors import ElasticError, InsufficientMemoryError
 from snapshot.arena import Arena
@@ -151,7 +157,10 @@ class Agent:
         host, replicas = host_of(member), spec.config.replicas
         self._buddies = BuddyKeeper(self._arena, host, replicas, self._pull, self._inbox.put)
         self._buddies.start()
+        self._room = Preparer(self._arena, member, replicas, self._inbox.put)
         self._socket = WorkerSocket(spec.socket_path(member), self._inbox.put, self._refused)
+        self._warm = WarmWorker(spec, member, self._arena.directory, self._inbox.put)
+        self._shadow = ShadowRunner(spec, member, self._send, self._inbox.put)
         count_stale = partial(self._refused.count, "control", STALE)
         self._stream = CoordinatorStream(spec, token, member, self._inbox.put, count_stale)
         self._over = False
@@ -233,6 +242,8 @@ class Agent:
 
     def _close(self) -> None:
         self._beat.close()
+        self._warm.close()
+        self._shadow.end()
         self._buddies.close()
         if self._persister is not None:
             self._persister.cancel()
@@ -253,12 +264,13 @@ class Agent:
         elif isinstance(item, LeashCut):
             self._over = True
         elif isinstance(item, StreamLost):
+            self._shadow.end()  # the next coordinator knows nothing of it
             self._attach()
         elif isinstance(item, Verified):
             self._verified(item)
         elif isinstance(item, Replicated):
             self._to_worker(item)
-        elif isinstance(item, Staged | DigestDone | SharePersisted | Persisted):
+        elif isinstance(item, Staged | DigestDone | SharePersisted | Persisted | HostPrepared):
             self._send(item)
         elif isinstance(item, tuple):
             self._hear_worker(*item)
@@ -271,6 +283,7 @@ class Agent:
             self._over = True
         if now_s >= self._next_life_s:
             self._next_life_s = now_s + LIFE_EVERY_S
+            self._shadow.look_after()
             self._to_worker(Heartbeat(unix_s=time.time()))
             for told in self._refused.take() if self._stream.is_attached else ():
                 self._stream.send(self.generation, told)
@@ -310,6 +323,8 @@ class Agent:
         )
 
     def _worker_ended(self, exit_: WorkerExit) -> None:
+        if self._warm.ended(exit_) or self._shadow.ended(exit_):
+            return  # nothing but a process less to fall back on
         if self._worker is None or self._worker.pid != exit_.pid:
             return
         told, told_failure = self._ending, self._failure_told
@@ -332,11 +347,9 @@ class Agent:
                 )
             )
         elif not told_failure:
-            where = (
-                "before its session began" if state is WorkerState.STARTING else "in the middle of the job"
-            )
             log = self._spec.directory / "logs" / f"worker-{self._member}.log"
-            self._send(WorkerFailed(member=self._member, error=f"{exit_} {where}; its output is in {log}"))
+            error = f"{describe_end(exit_, state)}; its output is in {log}"
+            self._send(WorkerFailed(member=self._member, error=error))
         if self._fence_pending:
             self._report_fenced()
 
@@ -358,6 +371,7 @@ class Agent:
             self._meet(connection, message)
             return
         if connection is not self._connection:
+            self._shadow.hear(connection, message)
             return
         self._heard_s, self._heard_unix_s = time.monotonic(), time.time()
         if isinstance(message, WorkerCommitted):
@@ -365,6 +379,7 @@ class Agent:
             self._send(StepTold(record=record, checksums=message.checksums))
             if message.checksums:
                 self._captured(message.generation, message.step)
+            self._warm.committed()
         elif isinstance(message, Reserve):
             self._to_worker(self._reserve(message))
         elif isinstance(message, Unwound):
@@ -400,7 +415,9 @@ class Agent:
         if self._persister is not None:
             self._persister.captured(generation, step)
 
-    def _meet(self, connection: FramedSocket, hello: Hello) -> None:
+    def _meet(self, connection: FramedSocket, hello: Hello, *, was_warm: bool = False) -> None:
+        if self._warm.meet(connection, hello) or self._shadow.meet(connection, hello):
+            return
         if self._worker is None or hello.pid != self._worker.pid:
             self._socket.refuse(connection, "unknown-sender", hello.pid)  # a stale incarnation, or a stranger
             return
@@ -412,16 +429,13 @@ class Agent:
             self._buddies.captured_before(hello.generation)
         else:
             self._worker_state = WorkerState.READY
+            self._to_worker(TakeTurn())  # one that stood by waits for it
             if self._stream.is_attached:
-                self._send(WorkerReady(member=self._member, pid=hello.pid))
+                self._send(WorkerReady(member=self._member, pid=hello.pid, was_warm=was_warm))
 
     def _reserve(self, wanted: Reserve) -> Reserved:
         try:
-            self._arena.reserve(
-                wanted.slot_bytes,
-                journal_record_bytes=wanted.journal_record_bytes,
-                journal_records=wanted.journal_records,
-            )
+            self._room.reserve(wanted.slot_bytes, wanted.journal_record_bytes, wanted.journal_records)
             if wanted.buddy_bytes:
                 self._buddies.reserve(wanted.buddy_bytes)
         except InsufficientMemoryError as error:
@@ -483,6 +497,8 @@ class Agent:
             self._pull.addresses = command.addresses
         elif isinstance(command, StopAfter | AuditAfter | TakeStacks):
             self._to_worker(command)
+        elif isinstance(command, PrepareHost):
+            self._room.prepare(command)
         elif isinstance(command, Stage):
             self._tasks.stage(command, lambda: self.generation, self._inbox.put)
         elif isinstance(command, StagePersisted):
@@ -501,6 +517,8 @@ class Agent:
         elif isinstance(command, ResetHost):
             self._end_quietly("its slice had been given up")
             self._attach()
+        elif isinstance(command, StartShadow | EnterShadow | EndShadow):
+            self._shadow.obey(command, self._worker.pid if self._worker else None)
         elif isinstance(command, Shutdown):
             self._shut_down(command.completed)
 
@@ -512,6 +530,8 @@ class Agent:
         if self._persister is not None:
             self._persister.cancel()
         self._said.forget()  # of a world that is over
+        self._shadow.end()
+        self._warm.recovering(has_worker=self._worker is not None)
         self._fence_pending = True
         if command.leave_out:
             self._end_quietly("told to leave")
@@ -525,10 +545,17 @@ class Agent:
             self._end_quietly("another takes its place")
         self._said.forget_worker()
         self._lost_cause = ""
-        self._worker = WorkerProcess.start(self._spec, self._member, self._inbox.put)
+        warm = self._warm.take()
+        self._worker = (
+            warm.process if warm else WorkerProcess.start(self._spec, self._member, self._inbox.put)
+        )
         self._worker_state = WorkerState.STARTING
         self._heard_s = time.monotonic()
         write_pid(self._arena.directory / PID_FILE, self._worker.pid)
+        if warm is not None:
+            warm.go_on()
+            if warm.connection is not None:
+                self._meet(warm.connection, Hello(pid=warm.process.pid, generation=0), was_warm=True)
 
     def _end_quietly(self, why: str) -> None:
         """End the worker because we were told so: that is no loss to report."""

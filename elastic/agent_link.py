@@ -31,7 +31,7 @@ from elastic.events import (
     WorldSpec,
     host_of,
 )
-from elastic.job import WORKER_HEARTBEAT_S, JobSpec
+from elastic.job import ENV_STANDBY, ROLE_SHADOW, WORKER_HEARTBEAT_S, JobSpec
 from elastic.ports import JobOver, Room
 from elastic.protocol import (
     WORKER_CODEC,
@@ -44,6 +44,7 @@ from elastic.protocol import (
     Reserve,
     Reserved,
     StateDescribed,
+    TakeTurn,
     Unwound,
     WorkerCommitted,
     WorldRebuilt,
@@ -95,8 +96,15 @@ class AgentLink:
         self._said: dict[type[object], object] = {}
         """What was told in this world, for an agent that takes over and may not have heard it."""
         self._arenas: dict[HostId, Arena] = {}
+        role = os.environ.get(ENV_STANDBY, "")
+        self._is_shadow = role == ROLE_SHADOW
+        self._has_turn = threading.Event()
+        """Set for a worker; a process that stands by goes on from its session when it is."""
+        if not role:
+            self._has_turn.set()
         self._connect()
         threading.Thread(target=self._read, name="agent-link", daemon=True).start()
+        self._has_turn.wait()
         threading.Thread(target=self._beat, name="agent-heartbeat", daemon=True).start()
 
     # ---- Link: waiting and looking ----
@@ -144,8 +152,8 @@ class AgentLink:
             return generation < self._fenced_below
 
     def arenas(self) -> Mapping[HostId, Arena]:
-        """This host's arena."""
-        if not self._arenas:
+        """This host's arena; none for a shadow, which keeps nothing."""
+        if not self._arenas and not self._is_shadow:
             host = host_of(self._member)
             self._arenas[host] = Arena.attach(self._spec.job_id, host, root=self._spec.shm_root)
         return self._arenas
@@ -275,6 +283,8 @@ class AgentLink:
         self._reserved = None
 
     def _tell(self, message: object) -> None:
+        if self._is_shadow and not isinstance(message, LeftWorld | StepFailed | WorkerFailed):
+            return  # a shadow of a world has nothing else to tell
         with self._told:
             if isinstance(message, WorkerCommitted):
                 self._commits.append(message)
@@ -327,6 +337,8 @@ class AgentLink:
                 continue
             if self._end is not None:
                 return
+            if not self._has_turn.is_set() or self._is_shadow:
+                os._exit(0)  # it stands by for this agent only
             try:
                 self._connect()
             except ElasticError:
@@ -336,6 +348,9 @@ class AgentLink:
         self._heard_s = time.monotonic()
         if isinstance(message, TakeStacks):
             self._tell(report_stacks(self._spec.directory, self._member, message.generation))
+            return
+        if isinstance(message, TakeTurn):
+            self._has_turn.set()
             return
         with self._changed:
             if isinstance(message, EnterWorld):
@@ -374,7 +389,7 @@ class AgentLink:
     def _beat(self) -> None:
         while self._end is None:
             self._tell(Heartbeat(unix_s=time.time()))
-            if time.monotonic() - self._heard_s > self._spec.lease_s:
+            if not self._is_shadow and time.monotonic() - self._heard_s > self._spec.lease_s:
                 os._exit(
                     LEASE_EXIT_STATUS
                 )  # the agent hangs: somebody else may go on without this slice by now

@@ -124,13 +124,14 @@ def choose_persisted(
 def plan_restore(
     choice: Choice, hosts: tuple[HostId, ...], devices_per_host: int, told: Mapping[int, Layout] | None = None
 ) -> tuple[Expected, Plan]:
-    """The layout that the script is expected to ask for on these hosts (`told`: see `expect_layout`), and the
-    plan that fills it with the snapshot; an empty plan for a persisted one.
+    """The layout that the script is expected to ask for on these hosts, which are in rank order (`told`: see
+    `expect_layout`), and the plan that fills it with the snapshot; an empty plan for a persisted one.
 
     Raises UsageError where there is no layout, MissingShardError where a part of the state is nowhere.
     """
     held = Stock.of_holdings(choice.holdings, choice.step)
     target = expect_layout(choice.layout, hosts, devices_per_host, told=told or {}, held=held)
+    target = target.in_order(hosts)
     if choice.is_persisted:
         return target, Plan.empty(choice.step)
     return target, make_plan(target.layout, held, step=choice.step)

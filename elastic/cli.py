@@ -117,6 +117,7 @@ def _run(
     persist_dir: Path | None,
     persist_every: int,
     persist_keep: int,
+    warm: bool,
     tls: TlsFiles | None = None,
     **machine: Any,
 ) -> int:
@@ -139,6 +140,7 @@ def _run(
             persist=persist,
             tls=tls,
             cadence=snapshot_every,
+            warm=warm,
         )
     )
 
@@ -146,11 +148,13 @@ def _run(
 def _config(
     *,
     slices: int,
+    spares: int,
     min_slices: int,
     devices_per_host: int,
     replicas: int | None,
     rejoin_after_steps: int | None,
     rehearsals: int,
+    precompile: bool,
     audit_every: int,
     count_writes: bool,
     quarantine_s: float,
@@ -163,11 +167,13 @@ def _config(
 
     return Config(
         num_slices=slices,
+        spares=spares,
         min_slices=min_slices,
         devices_per_host=devices_per_host,
         replicas=max(slices, 1) if replicas is None else replicas,
         rejoin_after_steps=rejoin_after_steps,
         rehearsals=rehearsals,
+        precompile=precompile,
         persists=persists,
         audit_every=audit_every,
         count_writes=count_writes,

@@ -124,6 +124,18 @@ _JOB_OPTIONS = (
         help="Smaller worlds whose programs are compiled before the start.",
     ),
     click.option(
+        "--precompile/--no-precompile",
+        default=True,
+        show_default=True,
+        help="Compile for one slice fewer, or more, in the background while training goes on.",
+    ),
+    click.option(
+        "--warm/--no-warm",
+        default=True,
+        show_default=True,
+        help="Keep on each host a process ready that has run your script as far as elastic.session().",
+    ),
+    click.option(
         "--quarantine-s",
         type=click.FloatRange(min=0),
         default=5.0,
@@ -185,6 +197,13 @@ _JOB_OPTIONS = (
         show_default=True,
         help="How worlds are formed: multicontroller (real processes), local (one process), or another "
         "one that is installed.",
+    ),
+    click.option(
+        "--spares",
+        type=click.IntRange(min=0),
+        default=0,
+        show_default=True,
+        help="More slices, which wait for one to be lost and take its place at once.",
     ),
     click.option("--slices", type=int, default=3, show_default=True, help="Slices at the start."),
 )

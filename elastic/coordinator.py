@@ -59,6 +59,8 @@ from elastic.refusals import RefusalLedger, RefusalsTold, Surface
 from elastic.roster import Outbox, Roster
 from elastic.runtime_service import ServicePool
 from elastic.saved_state import restore
+from elastic.shadow_events import EndShadowService, ShadowServiceReady, StartShadowService
+from elastic.shadow_service import ShadowService
 from elastic.state import initial_state
 from elastic.telemetry import RecoveryTracer
 from elastic.turn import Clock
@@ -111,6 +113,8 @@ class Coordinator:
             spec.service_command, spec.bind_host, self._service_ready, self._service_lost
         )
 
+        self._shadow = ShadowService(spec.service_command, spec.bind_host, self._shadow_ready)
+
     @property
     def generation(self) -> int:
         """The newest generation."""
@@ -125,7 +129,7 @@ class Coordinator:
         if not isinstance(event, AgentAttached):
             raise WireError(f"an agent's first message must be AgentAttached, not {first.kind}")
         index = event.member
-        if index != first.member or not 0 <= index < self._spec.config.num_slices:
+        if index != first.member or not 0 <= index < self._spec.config.num_members:
             raise UnknownSenderError(f"there is no slice {index} in this job, or it is not the sender's")
         outbox = self._roster.attach(index, event.data_address)
         self._inbox.put((index, event))
@@ -230,6 +234,7 @@ class Coordinator:
 
     def close(self) -> None:
         """End the runtime services and close the history."""
+        self._shadow.end()
         self._services.close()
         self._log.close()
 
@@ -306,6 +311,10 @@ class Coordinator:
                 self._write(command.record)
             elif isinstance(command, StartService):
                 self._services.start(command.generation, command.num_processes)
+            elif isinstance(command, StartShadowService):
+                self._shadow.start(command.number, command.num_processes)
+            elif isinstance(command, EndShadowService):
+                self._shadow.end()
             else:
                 self._send(command)
 
@@ -363,6 +372,9 @@ class Coordinator:
     def _service_lost(self, generation: int, cause: str) -> None:
         self._inbox.put((-1, ServiceLost(generation=generation, cause=cause)))
 
+    def _shadow_ready(self, number: int, address: str) -> None:
+        self._inbox.put((-1, ShadowServiceReady(number=number, address=address)))
+
     def _drain(self) -> None:
         """Wait until every agent has closed its stream: its worker has ended, its memory is gone.
 
@@ -406,7 +418,7 @@ def serve(directory: Path) -> int:
     mandate = wait_mandate(FileArbiter(spec.arbiter_directory), spec.coordinator_lease_s)
     coordinator = Coordinator(spec, token, mandate)
     server, address = make_server(
-        coordinator, token, spec.config.num_slices, bind_host=spec.bind_host, tls=spec.tls
+        coordinator, token, spec.config.num_members, bind_host=spec.bind_host, tls=spec.tls
     )
     place = _Place(spec, address, mandate)
     mandate.keep(end_fenced, place.keep)

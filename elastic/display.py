@@ -53,7 +53,7 @@ def is_important(record: Record) -> bool:
     if isinstance(record, PhaseEntered):
         return record.phase in _SAID_PHASES
     if isinstance(record, WorkerEvent):
-        return record.state in ("ended", "adopted")
+        return record.state in ("ended", "adopted", "overdue")
     if isinstance(record, RestoreChecked):
         return record.captured_digest != record.restored_digest
     if isinstance(record, CorruptionSuspected):

@@ -15,7 +15,17 @@ from typing import Literal
 from elastic.detector_events import StacksTaken as StacksTaken
 from elastic.detector_events import StepFailed as StepFailed
 from elastic.detector_events import TakeStacks as TakeStacks
+from elastic.join_events import HostPrepared, PrepareHost
 from elastic.records import Record
+from elastic.shadow_events import (
+    EndShadow,
+    EndShadowService,
+    EnterShadow,
+    ShadowServiceReady,
+    ShadowTold,
+    StartShadow,
+    StartShadowService,
+)
 from reshard.batch_sizes import NewSteps
 from reshard.boxes import Box
 from reshard.holdings import Holding
@@ -77,6 +87,8 @@ class WorldSpec:
     newest_committed: int
     rehearsal: bool
     replicas: int
+    seats: tuple[int, ...] = ()
+    """The logical index of each of `slices`; () where they are the same."""
     audit_every: int = 0
     """Captures from one audit of all copies on the devices to the next (0: only when ordered)."""
     restore_generation: int | None = None
@@ -123,10 +135,11 @@ class AgentLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReady:
-    """A worker has reached its session and waits for a world."""
+    """A worker has reached its session and waits for a world. `was_warm`: it stood by there already."""
 
     member: int
     pid: int
+    was_warm: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,8 +363,19 @@ AgentEvent = (
     | DigestDone
     | SharePersisted
     | Persisted
+    | ShadowTold
+    | HostPrepared
 )
-Event = AgentEvent | AgentLost | ServiceReady | ServiceLost | PersistedFound | StopRequested | Tick
+Event = (
+    AgentEvent
+    | AgentLost
+    | ServiceReady
+    | ServiceLost
+    | ShadowServiceReady
+    | PersistedFound
+    | StopRequested
+    | Tick
+)
 
 
 # ---- commands: coordinator → agents and shell --------------------------------------------------------------
@@ -545,8 +569,12 @@ AgentCommand = (
     | ComputeDigest
     | ResetHost
     | Shutdown
+    | PrepareHost
+    | StartShadow
+    | EnterShadow
+    | EndShadow
 )
-Command = AgentCommand | StartService | Write
+Command = AgentCommand | StartService | StartShadowService | EndShadowService | Write
 
 
 def host_of(member: int) -> HostId:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from elastic import moves_hang, moves_persist, quarantine
+from elastic import moves_hang, moves_persist, moves_prepare, moves_shadow, quarantine
 from elastic.events import (
     AgentAttached,
     AgentLost,
@@ -34,6 +34,7 @@ from elastic.events import (
     WorkerReady,
     WorkerState,
 )
+from elastic.join_events import HostPrepared
 from elastic.moves_audit import note_checksums, note_layout
 from elastic.records import (
     MessageRefused,
@@ -42,9 +43,11 @@ from elastic.records import (
     SnapshotsVerified,
     StateRestored,
 )
+from elastic.shadow_events import ShadowServiceReady, ShadowTold
 from elastic.state import Member
 from elastic.turn import Turn
 
+WARM = "it stood by, warm"
 _OF_THIS_GENERATION = (
     StepFailed,
     StacksTaken,
@@ -149,8 +152,10 @@ def _worker_ready(turn: Turn, event: WorkerReady) -> None:
         left=False,
         fresh=True,
         respawning=False,
+        prepare_by_s=None,
+        prepared=False,
     )
-    turn.write_worker(event.member, "ready", event.pid)
+    turn.write_worker(event.member, "ready", event.pid, WARM if event.was_warm else "")
 
 
 def _worker_lost(turn: Turn, event: WorkerLost) -> None:
@@ -327,4 +332,7 @@ _OBSERVERS: dict[type[Any], Callable[[Turn, Any], None]] = {
     Persisted: moves_persist.observe_persisted,
     PersistedFound: moves_persist.observe_found,
     StacksTaken: moves_hang.note_stacks,
+    ShadowTold: moves_shadow.hear,
+    HostPrepared: moves_prepare.hear,
+    ShadowServiceReady: moves_shadow.hear_service,
 }

@@ -16,6 +16,7 @@ from elastic.records import (
     RestoreChecked,
     RunEnded,
     RunStarted,
+    ShadowCompiled,
     SliceQuarantined,
     SnapshotPersisted,
     SnapshotRejected,
@@ -135,7 +136,8 @@ def describe(record: Record) -> str:
 def _describe_run(record: Record) -> str:
     match record:
         case RunStarted():
-            asked = f"{record.slices} slices, {record.replicas} replicas, {record.adapter}"
+            spares = f" and {record.spares} spare" if record.spares else ""
+            asked = f"{record.slices} slices{spares}, {record.replicas} replicas, {record.adapter}"
             return f"run {record.run_id} started: {asked}"
         case FaultInjected(slice_index=None):
             return f"fault injected: {record.fault} {record.detail}".rstrip()
@@ -155,6 +157,10 @@ def _describe_run(record: Record) -> str:
             return f"run {record.outcome} at step {record.final_step}: {record.error}"
         case SliceQuarantined():
             return describe_quarantine(record)
+        case ShadowCompiled():
+            how = f"programs for {record.num_slices} slice{'s' * (record.num_slices != 1)}: {record.outcome}"
+            took = f"{how} in the background after {format_seconds(record.took_s)}"
+            return f"{took}: {record.detail}" if record.detail else took
         case WorkerEvent():
             pid = f", pid {record.pid}" if record.pid else ""
             return f"slice {record.slice_index} worker {record.state}{pid} {record.detail}".rstrip()

@@ -39,6 +39,10 @@ WORKER_HEARTBEAT_S = 1.0
 ENV_DIRECTORY = "ELASTIC_DIR"
 ENV_SLICE = "ELASTIC_SLICE"
 ENV_LEASH_FD = "ELASTIC_LEASH_FD"
+ENV_STANDBY = "ELASTIC_STANDBY"
+"""Set for a process that waits at its session until it gets its turn; its value is the role it then takes."""
+ROLE_WARM = "warm"
+ROLE_SHADOW = "shadow"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +94,8 @@ class JobSpec:
     """How often the state is captured."""
     copy_threads: int | None = None
     """Threads that a worker copies snapshots with; None: as many as the machine's processors allow."""
+    warm: bool = True
+    """Whether each agent keeps a process ready for its worker's place."""
     heartbeat_s: float = 0.2
     agent_dead_s: float = 0.8
     """Silence after which an agent counts as away. With one heartbeat more it is within 1 s; the longest gap

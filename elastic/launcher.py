@@ -139,7 +139,7 @@ class Launcher:
         (self.spec.directory / HISTORY_FILE).unlink(missing_ok=True)
         (self.spec.directory / COORDINATOR_FILE).unlink(missing_ok=True)
         self._coordinator.start()
-        for index in range(self.spec.config.num_slices):
+        for index in range(self.spec.config.num_members):
             self._start_agent(index)
 
     def _start_agent(self, member: int) -> None:

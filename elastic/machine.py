@@ -40,6 +40,8 @@ from elastic.events import (
     WorkerLost,
     WorkerReady,
 )
+from elastic.join_events import HostPrepared
+from elastic.shadow_events import ShadowServiceReady, ShadowTold
 from elastic.state import JobState
 from elastic.turn import Clock, Turn
 
@@ -129,6 +131,9 @@ EVENTS: tuple[type[Event], ...] = (
     ServiceReady,
     ServiceLost,
     PersistedFound,
+    ShadowTold,
+    ShadowServiceReady,
+    HostPrepared,
     StopRequested,
     Tick,
 )
@@ -156,6 +161,9 @@ _ALWAYS: dict[type[Event], Reaction] = {
     ServiceReady: ignore,
     ServiceLost: ignore,
     PersistedFound: ignore,
+    ShadowTold: ignore,
+    ShadowServiceReady: ignore,
+    HostPrepared: ignore,
     StopRequested: fail,
     Tick: advance,
 }
@@ -178,6 +186,7 @@ TABLE: dict[Phase, dict[type[Event], Reaction]] = {
         DigestDone: advance,
         SharePersisted: advance,
         Persisted: advance,
+        HostPrepared: advance,
     },
     Phase.SUSPECT: _ALWAYS | {StepFailed: hear_probe, ServiceLost: leave_service},
     Phase.FENCING: _ALWAYS | {Fenced: advance},

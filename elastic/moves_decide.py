@@ -17,6 +17,7 @@ from elastic.expected import expect_fresh
 from elastic.moves_end import describe_state_left, fail
 from elastic.moves_persist import stage_persisted
 from elastic.records import WorldFormed
+from elastic.seats import filled, seated, tell_changes
 from elastic.turn import Turn
 from reshard.errors import ElasticError, UsageError
 from reshard.layout import Layout
@@ -52,6 +53,7 @@ def _form_next(turn: Turn, ready: tuple[int, ...], choice: Choice | None, why: s
     try:
         if choice is None:
             target = expect_fresh(hosts, config.devices_per_host, told)
+            target = None if target is None else target.in_order(hosts)
         else:
             target, plan = plan_restore(choice, hosts, config.devices_per_host, told)
     except UsageError as error:
@@ -72,9 +74,12 @@ def _form_next(turn: Turn, ready: tuple[int, ...], choice: Choice | None, why: s
 
 
 def ready_slices(turn: Turn) -> tuple[int, ...]:
-    """The slices that can be part of a world now: the worker waits for one and the host has reported."""
+    """The slices that can be part of a world now, in rank order: the worker waits for one, the host has
+    reported, and it has a seat or takes one.
+    """
     members = map(turn.state.member, turn.state.slices_with(WorkerState.READY))
-    return tuple(member.index for member in members if member.fenced and not member.leaving)
+    able = {member.index for member in members if member.fenced and not member.leaving}
+    return seated(turn.state.seats, able)
 
 
 def choose(turn: Turn) -> tuple[Choice | None, str]:
@@ -173,8 +178,10 @@ def _form(
     state = turn.state
     before = set(state.world) if state.started else set()
     idle = tuple(index for index in ready_slices(turn) if index not in slices)
+    seats = filled(state.seats, {*slices, *idle})
+    changes = tell_changes(state.seats, seats)
     _set_world(turn, slices, choice, is_real=mode != "rehearsal")
-    turn.change(idle=idle)
+    turn.change(idle=idle, seats=seats)
     turn.write(
         WorldFormed(
             unix_s=turn.now.unix_s,
@@ -187,7 +194,7 @@ def _form(
             joined=tuple(sorted(set(slices) - before)) if before else (),
             bytes_moved=plan.bytes_moved if plan else 0,
             bytes_lower_bound=plan.bytes_lower_bound if plan else 0,
-            explanation=why,
+            explanation=f"{why}; {changes}" if changes else why,
         )
     )
     turn.send(StartService(generation=state.generation, num_processes=len(slices)))

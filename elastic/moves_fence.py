@@ -6,6 +6,7 @@ from elastic.events import EndWorker, Fence, Phase, WorkerState
 from elastic.moves_audit import tell_comparisons
 from elastic.moves_decide import choose, decide, ready_slices
 from elastic.moves_persist import leave_world
+from elastic.moves_shadow import give_up
 from elastic.state import Member
 from elastic.turn import Turn
 
@@ -21,6 +22,7 @@ def fence(turn: Turn, why: str) -> None:
     """Raise the generation and get everybody out of every older world."""
     leave_world(turn, "the world changed while its hosts wrote it")
     tell_comparisons(turn)
+    give_up(turn)
     state = turn.state
     generation = state.generation + 1
     leaving = [member.index for member in state.members if member.leaving]

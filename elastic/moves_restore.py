@@ -10,6 +10,8 @@ from elastic.moves_fence import fence, shrink
 from elastic.moves_hang import look_for_hang
 from elastic.moves_persist import refuse
 from elastic.moves_run import finish
+from elastic.moves_shadow import note_compiled
+from elastic.seats import logical
 from elastic.turn import Turn
 from reshard.batch_sizes import begin_world, worlds_since
 
@@ -67,6 +69,7 @@ def assign(turn: Turn) -> None:
         restored_steps = (*state.restored_steps, (state.generation, restored_step))
         turn.change(restored_steps=restored_steps, new_steps=new_steps)
     copies = state.choice.left_out if state.choice else ()
+    seats = logical(state.seats, state.world)
     left_out = tuple((copy.host, copy.path, copy.box) for copy in copies)
     for rank, index in enumerate(state.world):
         turn.update(index, worker=WorkerState.IN_WORLD, done=False, fresh=False)
@@ -78,6 +81,7 @@ def assign(turn: Turn) -> None:
                     rank=rank,
                     slices=state.world,
                     service_address=state.service_address,
+                    seats=() if seats == state.world else seats,
                     restore_step=state.choice.step if state.choice else None,
                     restore_generation=state.choice.generation if state.choice else None,
                     restore_position=state.choice.position if state.choice else 0,
@@ -138,12 +142,14 @@ def advance_replaying(turn: Turn) -> None:
     elif state.rehearsing:
         if all(state.member(index).left for index in state.world):
             turn.change(rehearsals_left=state.rehearsals_left - 1)
+            note_compiled(turn, len(state.world))
             fence(turn, "the rehearsal is over")
     elif state.all_finished():
         turn.enter(Phase.RUNNING)
         finish(turn)
     elif state.newest_committed > state.newest_before:
         turn.change(stage_failures=0)
+        note_compiled(turn, len(state.world))
         turn.enter(Phase.RUNNING)
     else:
         look_for_hang(turn)

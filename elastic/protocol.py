@@ -159,6 +159,11 @@ class Replicated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TakeTurn:
+    """The process that stands by at its session may go on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EnterWorld:
     """Form this world."""
 
@@ -191,6 +196,7 @@ WORKER_CODEC = Codec(
         PreemptionNotice,
         Reserved,
         Replicated,
+        TakeTurn,
         EnterWorld,
         JobEnded,
         Fence,

@@ -35,6 +35,7 @@ class RunStarted:
     seed: int
     target_steps: int | None
     command: tuple[str, ...] = ()
+    spares: int = 0
     epoch_samples: int | None = None
     """Samples in an epoch, where it is known before the start."""
 
@@ -222,6 +223,21 @@ class PersistFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowCompiled:
+    """The programs of a world of so many slices were compiled beside the one that trains; or not.
+
+    `outcome` is "compiled", "failed", "skipped" (memory was short) or "given up" (the world was left).
+    """
+
+    unix_s: float
+    generation: int
+    num_slices: int
+    took_s: float
+    outcome: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CopiesCompared:
     """The checksums of so many captures more have been compared across slices; `is_audit`: of one audit, of
     all copies on the devices.
@@ -334,6 +350,7 @@ Record = (
     | SnapshotsVerified
     | SnapshotPersisted
     | PersistFailed
+    | ShadowCompiled
     | CopiesCompared
     | CorruptionSuspected
     | SliceQuarantined
@@ -358,6 +375,7 @@ _TYPES: dict[str, type[Any]] = {
         SnapshotsVerified,
         SnapshotPersisted,
         PersistFailed,
+        ShadowCompiled,
         CopiesCompared,
         CorruptionSuspected,
         SliceQuarantined,

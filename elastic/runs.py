@@ -47,6 +47,7 @@ class Wanted:
     persist: PersistSpec | None = None
     tls: TlsFiles | None = None
     cadence: Cadence = EVERY_STEP
+    warm: bool = True
 
 
 def run_job(wanted: Wanted) -> int:
@@ -115,7 +116,12 @@ def make_launcher(spec: JobSpec, faults: Sequence[Any]) -> JobLauncher:
 def prepare(wanted: Wanted) -> tuple[JobSpec, Sequence[Any]]:
     """The job's description and its faults. Raises UsageError."""
     adapter = find_adapter(wanted.adapter)
-    faults = find_injector().parse(wanted.faults, wanted.config.num_slices) if wanted.faults else ()
+    if adapter.one_process and wanted.config.spares:
+        raise UsageError(
+            f"the {adapter.name} adapter has no spare slices",
+            remedy="Leave out --spares, or start processes.",
+        )
+    faults = find_injector().parse(wanted.faults, wanted.config.num_members) if wanted.faults else ()
     check_root(wanted.shm_root)
     directory = wanted.directory.absolute()
     try:
@@ -130,14 +136,15 @@ def prepare(wanted: Wanted) -> tuple[JobSpec, Sequence[Any]]:
         simulated_faults=adapter.simulated_faults,
         command=wanted.command,
         service_command=adapter.service_command(),
-        config=wanted.config,
+        config=replace(wanted.config, precompile=wanted.config.precompile and not adapter.one_process),
         seed=wanted.seed,
         target_steps=wanted.target_steps,
         shm_root=wanted.shm_root,
         persist=wanted.persist,
-        copy_threads=None if adapter.one_process else copy_threads(wanted.config.num_slices),
+        copy_threads=None if adapter.one_process else copy_threads(wanted.config.num_members),
         tls=wanted.tls,
         cadence=wanted.cadence,
+        warm=wanted.warm,
     )
     environment = adapter.worker_environment(spec)
     fields = {name: getattr(spec, name) for name in spec.__dataclass_fields__}

@@ -27,7 +27,7 @@ _MEMBER_VALUES = (
 )  # fmt: skip
 _JOB_MOMENTS = ("deadline_s", "waiting_until_s")
 _JOB_VALUES = (
-    "phase", "generation", "world", "idle", "layouts", "rehearsing", "rehearsals_left", "started",
+    "phase", "generation", "world", "seats", "idle", "layouts", "rehearsing", "rehearsals_left", "started",
     "newest_before", "restored_steps", "new_steps", "world_generation", "service_generation",
     "service_address", "overtime", "joining", "stop_step", "unexplained_at", "stage_failures",
     "finished_step", "captured_digest", "restored_digest", "final_digest", "persist_settled_step",
@@ -67,6 +67,7 @@ class SavedState:
     phase: Phase
     generation: int
     world: tuple[int, ...]
+    seats: tuple[int, ...]
     idle: tuple[int, ...]
     layouts: tuple[tuple[int, Layout], ...]
     rehearsing: bool

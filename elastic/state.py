@@ -9,6 +9,7 @@ from elastic.choose import Choice
 from elastic.copy_check import CopyCheck
 from elastic.events import Phase, SnapshotSummary, WorkerState, host_of
 from elastic.quarantine import Flapping
+from elastic.shadow import Shadow
 from elastic.step_watch import StepWatch
 from elastic.timing import Timing as Timing
 from reshard.batch_sizes import NewSteps
@@ -22,6 +23,8 @@ class Config:
     """What does not change during a job."""
 
     num_slices: int
+    spares: int = 0
+    """Slices beyond these that wait for one of them to be lost."""
     min_slices: int = 1
     devices_per_host: int = 1
     replicas: int = 2
@@ -35,6 +38,8 @@ class Config:
     """Captures from one audit of all copies on the devices to the next; 0: only when copies disagreed."""
     count_writes: bool = False
     """Whether every restore counts that each element is written exactly once (for debugging)."""
+    precompile: bool = False
+    """Whether the programs of the next smaller and larger world are compiled while a world trains."""
     max_starts: int = 8
     """How often a slice's worker is started without a new step before the slice is left out."""
     timing: Timing = field(default_factory=Timing)
@@ -44,12 +49,19 @@ class Config:
     def __post_init__(self) -> None:
         if self.num_slices < 1:
             raise UsageError(f"slices must be at least 1, not {self.num_slices}")
+        if self.spares < 0:
+            raise UsageError(f"spares must be 0 or more, not {self.spares}")
         if not 1 <= self.min_slices <= self.num_slices:
             raise UsageError(f"min-slices must be between 1 and {self.num_slices}, not {self.min_slices}")
         if self.replicas < 1:
             raise UsageError(f"replicas must be at least 1, not {self.replicas}")
         if self.audit_every < 0:
             raise UsageError(f"audit-every must be 0 or more, not {self.audit_every}")
+
+    @property
+    def num_members(self) -> int:
+        """All slices of the job, the spares too."""
+        return self.num_slices + self.spares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +79,16 @@ class Member:
     """The process before this one, which is counted as gone: news of it changes nothing."""
     starts: int = 0
     """Starts of its worker since it last took part in a new step."""
+    hint_at_s: float | None = None
+    """When it is told that a starting worker is not there yet; None: it was, or none starts."""
     start_by_s: float | None = None
     """When a starting worker has to be ready."""
     start_at_step: int | None = None
     """The newest committed step at which a new worker may be started; None: not planned."""
+    prepare_by_s: float | None = None
+    """When its host has to have made room for a part in the world; None: it was not told to."""
+    prepared: bool = False
+    """Whether it has."""
     joined_s: float | None = None
     """When its worker got its part in a world; None since the slice was lost."""
     losses_in_row: int = 0
@@ -119,11 +137,15 @@ class JobState:
     gather_until_s: float | None = None
     uncovered: str = ""
     """Why the hosts at hand cannot restore the state; cleared when another host attaches."""
+    seats: tuple[int, ...] = ()
+    """The slice at each logical index (`elastic.seats`); those without a seat are spares."""
     world: tuple[int, ...] = ()
     idle: tuple[int, ...] = ()
     """Slices that were there when the world was formed and have no part in it: its layout takes fewer."""
     layouts: tuple[tuple[int, Layout], ...] = ()
     """How the script lays out the state on so many slices, as worlds (and rehearsals) of them have told."""
+    shadow: Shadow = field(default_factory=Shadow)
+    """Where the compiling for the next world stands."""
     rehearsing: bool = False
     rehearsals_left: int = 0
     started: bool = False
@@ -219,11 +241,12 @@ class JobState:
 
 def initial_state(config: Config, now_s: float) -> JobState:
     """A job that waits for its agents."""
-    members = tuple(Member(index=index, start_at_step=-1) for index in range(config.num_slices))
+    members = tuple(Member(index=index, start_at_step=-1) for index in range(config.num_members))
     rehearsals = min(config.rehearsals, config.num_slices - config.min_slices)
     return JobState(
         config=config,
         members=members,
+        seats=tuple(range(config.num_slices)),
         rehearsals_left=max(rehearsals, 0),
         deadline_s=now_s + config.timing.start_s,
         waiting_until_s=now_s + config.timing.start_s,

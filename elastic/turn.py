@@ -22,6 +22,7 @@ from elastic.events import (
     Write,
 )
 from elastic.records import LossDetected, PhaseEntered, Record, WorkerEvent
+from elastic.shadow_events import EndShadowService, StartShadowService
 from elastic.state import JobState, Member
 
 
@@ -31,6 +32,11 @@ class Clock:
 
     mono_s: float
     unix_s: float
+
+
+def no_session(after_s: float) -> str:
+    """What is wrong with a worker that has not come to its session."""
+    return f"the script has not called elastic.session() in {after_s:.0f} s"
 
 
 class Turn:
@@ -50,7 +56,7 @@ class Turn:
         """Change fields of one member."""
         self.state = self.state.with_member(index, **changes)
 
-    def send(self, command: AgentCommand | StartService) -> None:
+    def send(self, command: AgentCommand | StartService | StartShadowService | EndShadowService) -> None:
         """Add a command for the shell to perform."""
         self.commands.append(command)
 
@@ -134,7 +140,10 @@ class Turn:
         """Start a worker, with a bound for its start."""
         starts = self.state.member(index).starts + 1
         start_by_s = self.now.mono_s + self.state.config.timing.start_s
-        self.update(index, worker=WorkerState.STARTING, starts=starts, start_by_s=start_by_s)
+        hint_at_s = self.now.mono_s + self.state.config.timing.session_hint_s
+        self.update(
+            index, worker=WorkerState.STARTING, starts=starts, start_by_s=start_by_s, hint_at_s=hint_at_s
+        )
         self.send(StartWorker(member=index))
 
     def start_due(self, *, at_once: bool = False) -> None:
@@ -142,9 +151,8 @@ class Turn:
         for member in self.state.members:
             if not member.attached:
                 continue
-            if member.worker is WorkerState.STARTING and self.is_past(member.start_by_s):
-                quarantine.lost(self, member.index, "it did not reach its session in time")
-                self.end_worker(member.index, "did not reach its session in time")
+            if member.worker is WorkerState.STARTING:
+                self._look_at_start(member)
                 member = self.state.member(member.index)
             if member.worker is not WorkerState.NONE or not self.may_start(member):
                 continue
@@ -153,6 +161,19 @@ class Turn:
             if at_once or (is_due and not is_kept_away):
                 self.start_worker(member.index)
                 self.write_worker(member.index, "started", 0)
+
+    def _look_at_start(self, member: Member) -> None:
+        """Say where a worker hangs that does not get to its session; end it when it takes too long."""
+        index, timing = member.index, self.state.config.timing
+        if self.is_past(member.start_by_s):
+            cause = no_session(timing.start_s)
+            self.change(last_cause=f"slice {index}: {cause}")
+            quarantine.lost(self, index, cause)
+            self.end_worker(index, cause)
+        elif self.is_past(member.hint_at_s):
+            self.update(index, hint_at_s=None)
+            detail = f"{no_session(timing.session_hint_s)}; its output is in logs/worker-{index}.log"
+            self.write_worker(index, "overdue", member.worker_pid, detail)
 
     def may_start(self, member: Member) -> bool:
         """Whether a slice without a worker is to get one, now or later."""

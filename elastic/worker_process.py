@@ -14,7 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from elastic.job import ENV_DIRECTORY, ENV_LEASH_FD, ENV_SLICE, JobSpec
+from elastic.events import WorkerState
+from elastic.job import ENV_DIRECTORY, ENV_LEASH_FD, ENV_SLICE, ENV_STANDBY, JobSpec
 from elastic.leash import leash_fd
 
 LEASE_EXIT_STATUS = 75
@@ -51,6 +52,15 @@ class WorkerExit:
         return f"the worker ended with status {self.status}"
 
 
+def describe_end(exit_: WorkerExit, state: WorkerState) -> str:
+    """How a worker's end that nothing caused from outside is told."""
+    if state is not WorkerState.STARTING:
+        return f"{exit_} in the middle of the job"
+    if exit_.status == 0:
+        return "the script ended without calling elastic.session(): is it one that trains under the engine?"
+    return f"{exit_} before its session began"
+
+
 class WorkerProcess:
     """One worker. `on_exit` is called once from a thread when it has ended, by whatever cause."""
 
@@ -66,11 +76,19 @@ class WorkerProcess:
         threading.Thread(target=self._wait_exit, name="worker-exit", daemon=True).start()
 
     @classmethod
-    def start(cls, spec: JobSpec, member: int, on_exit: Callable[[WorkerExit], None]) -> WorkerProcess:
-        """Start the job's command as the worker of a slice; its output goes to `DIR/logs/worker-N.log`."""
+    def start(
+        cls, spec: JobSpec, member: int, on_exit: Callable[[WorkerExit], None], *, role: str = ""
+    ) -> WorkerProcess:
+        """Start the job's command as the worker of a slice; its output goes to `DIR/logs/worker-N.log`.
+
+        With a `role` it waits at its session until its turn comes (`elastic.agent_standby`).
+        """
         environment = os.environ | spec.worker_environment
         environment[ENV_DIRECTORY] = str(spec.directory)
         environment[ENV_SLICE] = str(member)
+        environment.pop(ENV_STANDBY, None)
+        if role:
+            environment[ENV_STANDBY] = role
         leash = leash_fd()
         if leash is not None:
             environment[ENV_LEASH_FD] = str(leash)

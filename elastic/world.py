@@ -80,7 +80,7 @@ class World:
     @property
     def slices(self) -> tuple[int, ...]:
         """The logical indexes of the slices that are in this world, in rank order."""
-        return self._spec.slices
+        return self._spec.seats or self._spec.slices
 
     @property
     def newest_step(self) -> int:

@@ -37,6 +37,8 @@ from elastic.events import (
     WorkerState,
     host_of,
 )
+from elastic.join_events import HostPrepared, PrepareHost
+from elastic.shadow_events import EndShadow, EnterShadow, ShadowTold, StartShadow
 from reshard.holdings import Holding
 
 if TYPE_CHECKING:
@@ -57,6 +59,8 @@ class Agent:
         self.commits: list[Committed] = []
         self.finishing: set[tuple[int, int]] = set()
         self.pid = self.job.next_agent_pid()
+        self.shadow = 0
+        """The shadow group that this host has a process in."""
         self._up_s = 0.0
         self._down_s = 0.0
 
@@ -139,6 +143,9 @@ class Agent:
         elif isinstance(command, StopAfter):
             if worker is not None and worker.spec and worker.spec.generation == command.generation:
                 worker.stop_after = command.step
+        elif isinstance(command, PrepareHost):
+            took_s = self.job.random.uniform(0.01, 0.3)
+            self.job.after(took_s, lambda: self.tell(HostPrepared(member=self.index)))
         elif isinstance(command, Stage):
             self.job.after(self.job.random.uniform(0.005, 0.05), lambda: self._stage(command))
         elif isinstance(command, StagePersisted):
@@ -159,9 +166,27 @@ class Agent:
         elif isinstance(command, ResetHost):
             self._end_quietly()
             self.attach()
+        elif isinstance(command, StartShadow | EnterShadow | EndShadow):
+            self._shadow(command)
         elif isinstance(command, Shutdown):
             self._end_quietly()
             self.host.is_released = True
+
+    def _shadow(self, command: StartShadow | EnterShadow | EndShadow) -> None:
+        """A process of a shadow group: it gets to its session, makes its step; it may fail."""
+        if isinstance(command, EndShadow):
+            self.shadow = 0 if command.number == self.shadow else self.shadow
+            return
+        starts = isinstance(command, StartShadow)
+        self.shadow = command.number if starts else self.shadow
+        fails = self.job.shadow_fails and self.job.random.random() < self.job.shadow_fails
+
+        def tell() -> None:
+            if self.alive and self.shadow == command.number:
+                state: Any = "failed" if fails else "ready" if starts else "done"
+                self.tell(ShadowTold(member=self.index, number=command.number, state=state, detail="x"))
+
+        self.job.after(self.job.random.uniform(0.1, 0.5), tell)
 
     def _end_quietly(self) -> None:
         if self.host.worker is not None:
@@ -174,6 +199,7 @@ class Agent:
             return
         self.generation, self.fence_pending = command.generation, True
         self.said.forget()
+        self.shadow = 0
         self.unsettled = None
         worker = self.host.worker
         if command.leave_out:

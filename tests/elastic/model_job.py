@@ -46,6 +46,7 @@ from elastic.records import (
     WorldFormed,
 )
 from elastic.saved_state import SavedState, restore, save
+from elastic.shadow_events import EndShadowService, ShadowServiceReady, StartShadowService
 from elastic.state import Config, JobState, Timing, initial_state
 from elastic.turn import Clock
 
@@ -99,6 +100,8 @@ class Job:
         self.restored: list[tuple[int, Content]] = []
         self.next_restored: Content = ()
         self.service_works = True
+        self.shadow_fails = 0.0
+        """How likely a process of a shadow group is to fail at each thing it does."""
         self.persist_every = persist_every
         self.disk: dict[int, tuple[int, Content]] = dict(disk or {})
         """The persistent tier: by step, who captured it (generation) and what it is made of."""
@@ -115,7 +118,7 @@ class Job:
         self.num_crashes = 0
         self.crash_away_s = 0.0
         self._agent_pids = itertools.count(1)
-        self.hosts = [Host(self, index) for index in range(num_slices)]
+        self.hosts = [Host(self, index) for index in range(self.config.num_members)]
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         if self.disk:
@@ -241,7 +244,10 @@ class Job:
             if self.service_works:
                 ready = ServiceReady(generation=command.generation, address=f"service:{command.generation}")
                 self.after(self.jitter_s(), lambda: self.tell(ready))
-        else:
+        elif isinstance(command, StartShadowService):
+            up = ShadowServiceReady(number=command.number, address=f"shadow:{command.number}")
+            self.after(self.jitter_s(), lambda: self.tell(up))
+        elif not isinstance(command, EndShadowService):
             agent = self.hosts[command.member].attached
             if agent is not None:
                 agent.receive_later(command)
@@ -273,7 +279,7 @@ class Job:
 
     def _check_world(self, world: WorldFormed) -> None:
         assert len(world.slices) >= self.config.min_slices
-        assert list(world.slices) == sorted(set(world.slices))
+        assert list(world.slices) == [index for index in self.state.seats if index in world.slices]
         assert world.generation not in self.worlds
         for index in world.slices:
             assert self.state.member(index).attached
