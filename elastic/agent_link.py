@@ -32,6 +32,7 @@ from elastic.events import (
     host_of,
 )
 from elastic.job import ENV_STANDBY, ROLE_SHADOW, WORKER_HEARTBEAT_S, JobSpec
+from elastic.parent_death import outlive_parent
 from elastic.ports import JobOver, Room
 from elastic.protocol import (
     WORKER_CODEC,
@@ -105,6 +106,8 @@ class AgentLink:
         self._connect()
         threading.Thread(target=self._read, name="agent-link", daemon=True).start()
         self._has_turn.wait()
+        if role and not self._is_shadow:
+            outlive_parent()  # it is the worker now: another agent may adopt it
         threading.Thread(target=self._beat, name="agent-heartbeat", daemon=True).start()
 
     # ---- Link: waiting and looking ----

@@ -17,6 +17,7 @@ import msgspec
 from elastic.events import WorkerState
 from elastic.job import ENV_DIRECTORY, ENV_LEASH_FD, ENV_SLICE, ENV_STANDBY, JobSpec
 from elastic.leash import leash_fd
+from elastic.parent_death import dying_with_parent
 
 LEASE_EXIT_STATUS = 75
 """A worker's exit status when it ended itself for want of an agent (EX_TEMPFAIL)."""
@@ -81,7 +82,8 @@ class WorkerProcess:
     ) -> WorkerProcess:
         """Start the job's command as the worker of a slice; its output goes to `DIR/logs/worker-N.log`.
 
-        With a `role` it waits at its session until its turn comes (`elastic.agent_standby`).
+        With a `role` it waits at its session until its turn comes (`elastic.agent_standby`); until then it
+        ends with the calling thread.
         """
         environment = os.environ | spec.worker_environment
         environment[ENV_DIRECTORY] = str(spec.directory)
@@ -96,7 +98,7 @@ class WorkerProcess:
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with log_path.open("ab") as log:
             child = subprocess.Popen(
-                spec.command,
+                dying_with_parent(spec.command) if role else spec.command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
