@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from elastic.records import (
+    CoordinatorStarted,
     CopiesCompared,
     CorruptionSuspected,
     FaultInjected,
@@ -27,7 +28,7 @@ from elastic.records import (
     WorkerEvent,
     WorldFormed,
 )
-from elastic.report_schema import Corruption, Recovery, Report
+from elastic.report_schema import Corruption, Recovery, Report, Takeover
 from reshard.boxes import format_box
 
 _TIER_WORDS = {
@@ -139,6 +140,8 @@ def _describe_run(record: Record) -> str:
             spares = f" and {record.spares} spare" if record.spares else ""
             asked = f"{record.slices} slices{spares}, {record.replicas} replicas, {record.adapter}"
             return f"run {record.run_id} started: {asked}"
+        case CoordinatorStarted():
+            return describe_takeover(record) if record.phase else "the coordinator started"
         case FaultInjected(slice_index=None):
             return f"fault injected: {record.fault} {record.detail}".rstrip()
         case FaultInjected():
@@ -214,10 +217,11 @@ def describe_quarantine(record: SliceQuarantined) -> str:
 
 
 def describe_kept_out(report: Report) -> list[str]:
-    """A line for each slice that was put in quarantine and for the callers refused; none where there were
-    none.
+    """A line for each coordinator that took over, each slice that was put in quarantine and for the callers
+    refused; none where there were none.
     """
-    said = [describe_quarantine(record) for record in report.quarantines]
+    said = [describe_takeover(one, one.away_s) for one in report.takeovers]
+    said += [describe_quarantine(record) for record in report.quarantines]
     refused = ", ".join(
         f"{num:,} at {surface} ({cause})"
         for surface, counts in report.refused.items()
@@ -226,6 +230,18 @@ def describe_kept_out(report: Report) -> list[str]:
     if refused:
         said.append(f"refused: {refused}")
     return [f"{line[0].upper()}{line[1:]}" for line in said]
+
+
+def describe_takeover(found: CoordinatorStarted | Takeover, away_s: float | None = None) -> str:
+    """Which coordinator took over in which phase, and what became of the training."""
+    after = "" if away_s is None else f" after {format_seconds(away_s)} without one"
+    if found.goes_on:
+        how = "training went on as it was"
+    elif found.phase in ("WAITING", "COMPLETED", "FAILED"):
+        how = "nothing had to be done anew"
+    else:
+        how = "a new generation began"
+    return f"another coordinator (epoch {found.epoch}) took over in {found.phase}{after}: {how}"
 
 
 def describe_corruption(record: CorruptionSuspected) -> str:

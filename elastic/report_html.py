@@ -16,6 +16,7 @@ from elastic.history_text import (
     format_slices,
 )
 from elastic.records import (
+    CoordinatorStarted,
     CorruptionSuspected,
     FaultInjected,
     LossDetected,
@@ -38,6 +39,7 @@ MAX_EVENTS = 200
 
 _NOTABLE = (
     RunStarted,
+    CoordinatorStarted,
     FaultInjected,
     LossDetected,
     WorldFormed,

@@ -174,6 +174,19 @@ class Snapshots:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Takeover:
+    """A coordinator that took over: in which phase, after how long without one, and whether training went on
+    as it was.
+    """
+
+    epoch: int
+    unix_s: float
+    phase: str
+    goes_on: bool
+    away_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What a run did, lost and needed, computed from its history alone."""
 
@@ -191,6 +204,8 @@ class Report:
     """Slices that were kept away because they were lost again and again, in order."""
     refused: dict[str, dict[str, int]] = field(default_factory=dict)
     """Messages and callers that were refused, by surface and reason."""
+    takeovers: tuple[Takeover, ...] = ()
+    """Coordinators that took over from one that died or hung."""
 
     @property
     def broken(self) -> tuple[str, ...]:
