@@ -124,6 +124,12 @@ _JOB_OPTIONS = (
         help="Smaller worlds whose programs are compiled before the start.",
     ),
     click.option(
+        "--reconnect",
+        is_flag=True,
+        help="Connect JAX anew after every loss, for scripts that use jax.process_count() or multihost_utils "
+        "(slower).",
+    ),
+    click.option(
         "--quarantine-s",
         type=click.FloatRange(min=0),
         default=5.0,

@@ -14,6 +14,7 @@ from elastic.choose import (
 )
 from elastic.events import ComputeDigest, Phase, Stage, StartService, WorkerState, host_of
 from elastic.expected import expect_fresh
+from elastic.kept_runtime import choose_runtime
 from elastic.moves_end import describe_state_left, fail
 from elastic.moves_persist import stage_persisted
 from elastic.records import WorldFormed
@@ -173,6 +174,10 @@ def _form(
     state = turn.state
     before = set(state.world) if state.started else set()
     idle = tuple(index for index in ready_slices(turn) if index not in slices)
+    if choose_runtime(turn, slices, mode, choice):
+        turn.send(StartService(generation=state.generation, num_processes=len(slices)))
+    else:
+        why = f"{why}; in the runtime of generation {turn.state.runtime_generation}"
     _set_world(turn, slices, choice, is_real=mode != "rehearsal")
     turn.change(idle=idle)
     turn.write(
@@ -190,7 +195,6 @@ def _form(
             explanation=why,
         )
     )
-    turn.send(StartService(generation=state.generation, num_processes=len(slices)))
 
 
 def _set_world(turn: Turn, slices: tuple[int, ...], choice: Choice | None, *, is_real: bool) -> None:

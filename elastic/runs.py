@@ -117,6 +117,8 @@ def prepare(wanted: Wanted) -> tuple[JobSpec, Sequence[Any]]:
     adapter = find_adapter(wanted.adapter)
     faults = find_injector().parse(wanted.faults, wanted.config.num_slices) if wanted.faults else ()
     check_root(wanted.shm_root)
+    keeps_runtime = wanted.config.keeps_runtime and getattr(adapter, "keeps_runtime", False)
+    config = replace(wanted.config, keeps_runtime=keeps_runtime)
     directory = wanted.directory.absolute()
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -130,7 +132,7 @@ def prepare(wanted: Wanted) -> tuple[JobSpec, Sequence[Any]]:
         simulated_faults=adapter.simulated_faults,
         command=wanted.command,
         service_command=adapter.service_command(),
-        config=wanted.config,
+        config=config,
         seed=wanted.seed,
         target_steps=wanted.target_steps,
         shm_root=wanted.shm_root,
