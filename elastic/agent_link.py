@@ -87,6 +87,11 @@ class AgentLink:
         self._held: Captured | None = None
         """A capture that is told with the commit of its step."""
         self._replicated: Replicated | None = None
+        self._release_due = False
+        """Whether a runtime that was kept for a next world is to be let go."""
+        self._keeps_runtime = False
+        self.release: Callable[[], None] | None = None
+        """Lets go of a runtime that was kept; called from the thread that waits for a world."""
         self._end: JobEnded | None = None
         self._rescue: threading.Thread | None = None
         self._heard_s = time.monotonic()
@@ -114,8 +119,10 @@ class AgentLink:
 
     def wait_world(self) -> WorldSpec | None:
         """Block until the next world is assigned; None when the job has ended."""
+        while self._is_to_release():
+            if self.release is not None:
+                self.release()
         with self._changed:
-            self._changed.wait_for(lambda: self._next_world is not None or self._end is not None)
             world, self._next_world = self._next_world, None
             if self._end is not None and not self._end.completed:
                 raise JobOver("the job was stopped")
@@ -127,6 +134,20 @@ class AgentLink:
                     self._unheard.clear()
                     self._said.clear()
             return world
+
+    def _is_to_release(self) -> bool:
+        """Wait for a world, or the end; True when, before that, what was kept is not needed any more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._release_due or self._is_told())
+            is_due, self._release_due = self._release_due and not self._is_told(), False
+            return is_due
+
+    def _is_told(self) -> bool:
+        return self._next_world is not None or self._end is not None
+
+    def keeps_runtime(self) -> bool:
+        """Whether the next world may go on in the runtime of the one that is left."""
+        return self._keeps_runtime
 
     def is_fenced(self, generation: int) -> bool:
         """Whether the world of `generation` has been given up."""
@@ -361,6 +382,8 @@ class AgentLink:
             elif isinstance(message, Fence):
                 self._fenced_below = max(self._fenced_below, message.generation)
                 self._next_world = None
+                self._keeps_runtime = message.keep_runtime
+                self._release_due = not message.keep_runtime
             elif isinstance(message, StopAfter):
                 self._stop = message
             elif isinstance(message, AuditAfter):

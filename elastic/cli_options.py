@@ -136,6 +136,12 @@ _JOB_OPTIONS = (
         help="Keep on each host a process ready that has run your script as far as elastic.session().",
     ),
     click.option(
+        "--reconnect",
+        is_flag=True,
+        help="Connect JAX anew after every loss, for scripts that use jax.process_count() or multihost_utils "
+        "(slower).",
+    ),
+    click.option(
         "--quarantine-s",
         type=click.FloatRange(min=0),
         default=5.0,

@@ -255,7 +255,7 @@ class Coordinator:
         found = () if root is None else find_persisted(root)
         now = _now()
         restored = restore(entry.state, self._spec.config, now.mono_s, found)
-        self._services.adopt(entry.services, restored.world_generation)
+        self._services.adopt(entry.services, restored.runtime_generation)
         self._state, commands = resume(restored, now)
         self._perform(commands)
 

@@ -101,6 +101,8 @@ class WorldSpec:
     """The worlds in which the steps after the restored one were new; this one comes last."""
     count_writes: bool = False
     """Whether the restore counts that each element is written exactly once."""
+    runtime_generation: int = 0
+    """The generation in whose runtime, still connected, this world goes on; 0: a new one is connected."""
 
 
 # ---- events: agent → coordinator ---------------------------------------------------------------------------
@@ -406,6 +408,8 @@ class Fence:
     member: int
     generation: int
     leave_out: bool = False
+    keep_runtime: bool = False
+    """Whether the worker holds on to its runtime: the next world may go on in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,13 +61,14 @@ _OF_THIS_GENERATION = (
     Finished,
     DigestDone,
     ServiceReady,
-    ServiceLost,
     SharePersisted,
 )
 
 
 def is_stale(turn: Turn, event: Event) -> bool:
     """Whether the event comes from another generation and must be refused; refused steps are written down."""
+    if isinstance(event, ServiceLost):  # a world may go on in the runtime of an older generation
+        return event.generation != turn.state.runtime_generation
     if not isinstance(event, _OF_THIS_GENERATION) or event.generation == turn.state.generation:
         return False
     if isinstance(event, Committed) and event.generation == turn.state.world_generation:

@@ -14,6 +14,7 @@ from elastic.choose import (
 )
 from elastic.events import ComputeDigest, Phase, Stage, StartService, WorkerState, host_of
 from elastic.expected import expect_fresh
+from elastic.kept_runtime import choose_runtime
 from elastic.moves_end import describe_state_left, fail
 from elastic.moves_persist import stage_persisted
 from elastic.records import WorldFormed
@@ -180,6 +181,10 @@ def _form(
     idle = tuple(index for index in ready_slices(turn) if index not in slices)
     seats = filled(state.seats, {*slices, *idle})
     changes = tell_changes(state.seats, seats)
+    if choose_runtime(turn, slices, mode, choice):
+        turn.send(StartService(generation=state.generation, num_processes=len(slices)))
+    else:
+        why = f"{why}; in the runtime of generation {turn.state.runtime_generation}"
     _set_world(turn, slices, choice, is_real=mode != "rehearsal")
     turn.change(idle=idle, seats=seats)
     turn.write(
@@ -197,7 +202,6 @@ def _form(
             explanation=f"{why}; {changes}" if changes else why,
         )
     )
-    turn.send(StartService(generation=state.generation, num_processes=len(slices)))
 
 
 def _set_world(turn: Turn, slices: tuple[int, ...], choice: Choice | None, *, is_real: bool) -> None:

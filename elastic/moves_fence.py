@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from elastic.events import EndWorker, Fence, Phase, WorkerState
+from elastic.kept_runtime import note_fence
 from elastic.moves_audit import tell_comparisons
 from elastic.moves_decide import choose, decide, ready_slices
 from elastic.moves_persist import leave_world
@@ -15,10 +16,10 @@ STUCK = "did not leave the broken world in time"
 
 def shrink(turn: Turn, lost: tuple[int, ...]) -> None:
     """Slices are lost: start the next generation without them."""
-    fence(turn, f"lost: {name_slices(lost)}")
+    fence(turn, f"lost: {name_slices(lost)}", is_loss=True)
 
 
-def fence(turn: Turn, why: str) -> None:
+def fence(turn: Turn, why: str, *, is_loss: bool = False) -> None:
     """Raise the generation and get everybody out of every older world."""
     leave_world(turn, "the world changed while its hosts wrote it")
     tell_comparisons(turn)
@@ -43,11 +44,13 @@ def fence(turn: Turn, why: str) -> None:
         finish_by_s=None,
         overtime=False,
     )
+    keeps = note_fence(turn, is_loss=is_loss)
     turn.enter(Phase.FENCING, why, within_s=state.config.timing.unwind_s)
     for member in turn.state.members:
         index = member.index
         if member.attached:
-            turn.send(Fence(member=index, generation=generation, leave_out=index in leaving))
+            leave_out = index in leaving
+            turn.send(Fence(member=index, generation=generation, leave_out=leave_out, keep_runtime=keeps))
     for index in leaving:
         turn.plan_restart(index)
         turn.update(index, joined_s=None)

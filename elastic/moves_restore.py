@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from elastic.choose import choose_restore
 from elastic.events import Assign, Event, LaidOut, Phase, WorkerState, WorldSpec, host_of
+from elastic.kept_runtime import note_up
 from elastic.moves_decide import digest
 from elastic.moves_end import fail
 from elastic.moves_fence import fence, shrink
@@ -37,7 +38,7 @@ def _assign_when_staged(turn: Turn, *, staged: bool) -> None:
         if state.choice is not None and state.choice.is_persisted:
             refuse(turn, state.choice.step, turn.stage_error)
         try_again(turn, turn.stage_error)
-    elif staged and state.service_generation == state.generation:
+    elif staged and state.service_generation == state.runtime_generation:
         assign(turn)
     elif turn.is_late():
         try_again(turn, "the runtime service did not come up" if staged else "fetching took too long")
@@ -71,6 +72,7 @@ def assign(turn: Turn) -> None:
     copies = state.choice.left_out if state.choice else ()
     seats = logical(state.seats, state.world)
     left_out = tuple((copy.host, copy.path, copy.box) for copy in copies)
+    is_new_runtime = state.runtime_generation == state.generation
     for rank, index in enumerate(state.world):
         turn.update(index, worker=WorkerState.IN_WORLD, done=False, fresh=False)
         turn.send(
@@ -93,6 +95,7 @@ def assign(turn: Turn) -> None:
                     audit_every=state.config.audit_every,
                     new_steps=worlds_since(new_steps, restored_step + 1),
                     count_writes=state.config.count_writes,
+                    runtime_generation=0 if is_new_runtime else state.runtime_generation,
                 ),
             )
         )
@@ -112,6 +115,7 @@ def advance_rebuilding(turn: Turn) -> None:
         return
     late = tuple(index for index in turn.state.world if not turn.state.member(index).done)
     if not late:
+        note_up(turn)
         turn.enter(Phase.REPLAYING)
         _check_restored(turn)
         advance_replaying(turn)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from elastic.events import Phase, StepFailed
+from elastic.kept_runtime import refuses
 from elastic.moves_end import fail
 from elastic.moves_fence import fence, shrink
 from elastic.turn import Turn
@@ -10,6 +11,9 @@ from elastic.turn import Turn
 
 def suspect(turn: Turn, event: StepFailed) -> None:
     """A step failed: if somebody is known to be gone that explains it, else wait for the detectors."""
+    if refuses(turn, event):
+        fence(turn, f"the kept runtime does not serve: slice {event.member}: {event.error}")
+        return
     turn.change(suspect_error=f"slice {event.member}: {event.error}", unprobed=frozenset())
     turn.enter(
         Phase.SUSPECT,

@@ -123,6 +123,9 @@ def prepare(wanted: Wanted) -> tuple[JobSpec, Sequence[Any]]:
         )
     faults = find_injector().parse(wanted.faults, wanted.config.num_members) if wanted.faults else ()
     check_root(wanted.shm_root)
+    keeps_runtime = wanted.config.keeps_runtime and getattr(adapter, "keeps_runtime", False)
+    precompile = wanted.config.precompile and not adapter.one_process
+    config = replace(wanted.config, keeps_runtime=keeps_runtime, precompile=precompile)
     directory = wanted.directory.absolute()
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -136,7 +139,7 @@ def prepare(wanted: Wanted) -> tuple[JobSpec, Sequence[Any]]:
         simulated_faults=adapter.simulated_faults,
         command=wanted.command,
         service_command=adapter.service_command(),
-        config=replace(wanted.config, precompile=wanted.config.precompile and not adapter.one_process),
+        config=config,
         seed=wanted.seed,
         target_steps=wanted.target_steps,
         shm_root=wanted.shm_root,

@@ -28,7 +28,8 @@ _MEMBER_VALUES = (
 _JOB_MOMENTS = ("deadline_s", "waiting_until_s")
 _JOB_VALUES = (
     "phase", "generation", "world", "seats", "idle", "layouts", "rehearsing", "rehearsals_left", "started",
-    "newest_before", "restored_steps", "new_steps", "world_generation", "service_generation",
+    "newest_before", "restored_steps", "new_steps", "world_generation", "runtime_generation",
+    "runtime_is_up", "runtime_refusals", "service_generation",
     "service_address", "overtime", "joining", "stop_step", "unexplained_at", "stage_failures",
     "finished_step", "captured_digest", "restored_digest", "final_digest", "persist_settled_step",
     "persist_left_out_step", "persist_failed_step", "memory_given_up", "last_cause", "error",
@@ -78,6 +79,9 @@ class SavedState:
     restored_steps: tuple[tuple[int, int], ...]
     new_steps: tuple[NewSteps, ...]
     world_generation: int
+    runtime_generation: int
+    runtime_is_up: bool
+    runtime_refusals: int
     service_generation: int
     service_address: str
     overtime: bool

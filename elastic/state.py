@@ -40,6 +40,8 @@ class Config:
     """Whether every restore counts that each element is written exactly once (for debugging)."""
     precompile: bool = False
     """Whether the programs of the next smaller and larger world are compiled while a world trains."""
+    keeps_runtime: bool = False
+    """Whether who is left after a loss goes on in the runtime it is connected with, where that can be."""
     max_starts: int = 8
     """How often a slice's worker is started without a new step before the slice is left out."""
     timing: Timing = field(default_factory=Timing)
@@ -162,6 +164,12 @@ class JobState:
     choice: Choice | None = None
     copies: CopyCheck = field(default_factory=CopyCheck)
     """What is known of the copies of this world's captures on different slices."""
+    runtime_generation: int = 0
+    """The generation whose service the workers of the newest world are connected with."""
+    runtime_is_up: bool = False
+    """Whether all of the newest world are connected, and may go on so among fewer."""
+    runtime_refusals: int = 0
+    """How often the first step in a kept runtime failed."""
     service_generation: int = 0
     service_address: str = ""
     overtime: bool = False

@@ -109,7 +109,8 @@ class Turn:
         """Tell an agent that has just attached what it may have missed."""
         state = self.state
         if state.phase is Phase.FENCING:
-            self.send(Fence(member=index, generation=state.generation))
+            keeps = state.runtime_is_up
+            self.send(Fence(member=index, generation=state.generation, keep_runtime=keeps))
         elif state.joining and state.stop_step is not None and index in state.world:
             self.send(StopAfter(member=index, generation=state.generation, step=state.stop_step))
 

@@ -18,6 +18,7 @@ class MulticontrollerAdapter:
     in_place = "proven"
     simulated_faults = False
     one_process = False
+    keeps_runtime = True
 
     def service_command(self) -> tuple[str, ...]:
         """JAX's coordination service, in a process of its own."""
