@@ -28,6 +28,7 @@ from elastic.records import (
 )
 from elastic.report_schema import Corruption, Recovery, Report
 from reshard.boxes import format_box
+from reshard.sizes import format_bytes
 
 _TIER_WORDS = {
     "device": "the devices themselves",
@@ -40,16 +41,6 @@ _MODE_WORDS = {
     "respawn": "went on in new processes",
     "scale-up": "go on together",
 }
-
-
-def format_bytes(num_bytes: int) -> str:
-    """A size for people: `13.4 MB` (decimal units)."""
-    size = float(num_bytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(size) < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
 
 
 def format_seconds(seconds: float | None) -> str:

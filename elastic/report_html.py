@@ -11,7 +11,6 @@ from elastic.history_text import (
     describe,
     describe_kept_out,
     describe_suspect,
-    format_bytes,
     format_seconds,
     format_slices,
 )
@@ -29,6 +28,7 @@ from elastic.records import (
 )
 from elastic.report_charts import draw_losses, draw_timeline
 from elastic.report_schema import PHASES, Badput, PhaseTimes, Recovery, Report
+from reshard.sizes import format_bytes
 
 if TYPE_CHECKING:
     from jinja2 import Template
