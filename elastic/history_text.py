@@ -199,10 +199,10 @@ def describe_quarantine(record: SliceQuarantined) -> str:
 
 
 def describe_kept_out(report: Report) -> list[str]:
-    """A line for each slice that was put in quarantine and for the callers refused; none where there were
-    none.
+    """A line for a loss that was no number, each slice that was put in quarantine and the callers refused;
+    none where there were none.
     """
-    said = [describe_quarantine(record) for record in report.quarantines]
+    said = [*_describe_loss(report), *(describe_quarantine(record) for record in report.quarantines)]
     refused = ", ".join(
         f"{num:,} at {surface} ({cause})"
         for surface, counts in report.refused.items()
@@ -211,6 +211,15 @@ def describe_kept_out(report: Report) -> list[str]:
     if refused:
         said.append(f"refused: {refused}")
     return [f"{line[0].upper()}{line[1:]}" for line in said]
+
+
+def _describe_loss(report: Report) -> list[str]:
+    first, num = report.steps.first_nonfinite_loss, report.steps.nonfinite_losses
+    if first is None:
+        return []
+    if report.steps.is_loss_finite_again:
+        return [f"loss was not finite at {num:,} step{'s' * (num > 1)}, the first of them step {first}"]
+    return [f"loss is not finite since step {first}"]
 
 
 def describe_corruption(record: CorruptionSuspected) -> str:

@@ -54,6 +54,14 @@ def advance(turn: Turn, event: Event) -> None:
     _ADVANCE[turn.state.phase](turn)
 
 
+def count_death(turn: Turn, event: Event) -> None:
+    """A worker is gone: a loss, unless workers are killed at this step whatever is tried."""
+    if stop := turn.state.deaths.verdict(turn.state.config.max_deaths_at_step):
+        moves_end.fail(turn, stop)
+    else:
+        advance(turn, event)
+
+
 def suspect(turn: Turn, event: Event) -> None:
     """A step failed; a loss should explain it soon."""
     assert isinstance(event, StepFailed)
@@ -125,7 +133,7 @@ _ALWAYS: dict[type[Event], Reaction] = {
     AgentAttached: advance,
     AgentLost: advance,
     WorkerReady: advance,
-    WorkerLost: advance,
+    WorkerLost: count_death,
     StepFailed: ignore,
     StacksTaken: ignore,
     WorkerFailed: fail,

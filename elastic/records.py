@@ -158,6 +158,8 @@ class StepCommitted:
     skipped: bool = False
     interval_steps: int = 1
     """Steps from one capture to the next at that time, as its world had agreed."""
+    loss_is_finite: bool = True
+    """False where the loss was NaN or infinite, which JSON cannot say (`loss` is then null in the file)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,6 +51,12 @@ class StepCounts:
     repeated: int
     replayed: int
     before: int = 0
+    nonfinite_losses: int = 0
+    """Steps whose loss was NaN or infinite; training went on."""
+    first_nonfinite_loss: int | None = None
+    """The first of them."""
+    is_loss_finite_again: bool = False
+    """Whether the last step's loss was finite all the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from elastic.choose import Choice
 from elastic.copy_check import CopyCheck
 from elastic.events import Phase, SnapshotSummary, WorkerState, host_of
 from elastic.quarantine import Flapping
+from elastic.repeated_deaths import Deaths
 from elastic.step_watch import StepWatch
 from elastic.timing import Timing as Timing
 from reshard.batch_sizes import NewSteps
@@ -35,6 +36,8 @@ class Config:
     """Captures from one audit of all copies on the devices to the next; 0: only when copies disagreed."""
     count_writes: bool = False
     """Whether every restore counts that each element is written exactly once (for debugging)."""
+    max_deaths_at_step: int = 3
+    """How many worlds in a row may have a worker killed at the same step before the job is ended."""
     max_starts: int = 8
     """How often a slice's worker is started without a new step before the slice is left out."""
     timing: Timing = field(default_factory=Timing)
@@ -48,6 +51,8 @@ class Config:
             raise UsageError(f"min-slices must be between 1 and {self.num_slices}, not {self.min_slices}")
         if self.replicas < 1:
             raise UsageError(f"replicas must be at least 1, not {self.replicas}")
+        if self.max_deaths_at_step < 1:
+            raise UsageError(f"max-deaths-at-step must be at least 1, not {self.max_deaths_at_step}")
         if self.audit_every < 0:
             raise UsageError(f"audit-every must be 0 or more, not {self.audit_every}")
 
@@ -150,6 +155,8 @@ class JobState:
     """Slices whose step failed and whose devices have not been probed yet."""
     unexplained_at: int | None = None
     """The step at which a failure without a loss was last seen; a second one there ends the job."""
+    deaths: Deaths = field(default_factory=Deaths)
+    """Workers killed at one step, in worlds that came one after the other."""
     watch: StepWatch = field(default_factory=StepWatch)
     stage_failures: int = 0
     finished_step: int | None = None

@@ -16,6 +16,7 @@ import msgspec
 
 from elastic.job import ENV_DIRECTORY, ENV_LEASH_FD, ENV_SLICE, JobSpec
 from elastic.leash import leash_fd
+from elastic.memory_evidence import MemoryWatch
 
 LEASE_EXIT_STATUS = 75
 """A worker's exit status when it ended itself for want of an agent (EX_TEMPFAIL)."""
@@ -43,11 +44,16 @@ class WorkerExit:
         """Whether something killed it (rather than the user's code ending)."""
         return self.status is None or self.status < 0 or self.status == LEASE_EXIT_STATUS
 
+    @property
+    def signal_name(self) -> str:
+        """The signal that ended it, "" if none did."""
+        return signal.Signals(-self.status).name if self.status is not None and self.status < 0 else ""
+
     def __str__(self) -> str:
         if self.status is None:
             return "the worker ended"
         if self.status < 0:
-            return f"the worker was killed by {signal.Signals(-self.status).name}"
+            return f"the worker was killed by {self.signal_name}"
         return f"the worker ended with status {self.status}"
 
 
@@ -63,6 +69,7 @@ class WorkerProcess:
         self._lock = threading.Lock()
         self._child = child
         self._on_exit = on_exit
+        self.memory = MemoryWatch(pid)
         threading.Thread(target=self._wait_exit, name="worker-exit", daemon=True).start()
 
     @classmethod

@@ -104,6 +104,8 @@ class Job:
         self.stuck_hosts: set[int] = set()
         """Hosts whose share of a snapshot is never written."""
         self.unreadable: set[int] = set()
+        self.kernel_says = ""
+        """What agents find that speaks for want of memory, when a worker is killed."""
         self.hosts = [Host(self, index) for index in range(num_slices)]
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
