@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -152,6 +152,7 @@ def _config(
     rejoin_after_steps: int | None,
     rehearsals: int,
     audit_every: int,
+    on_corruption: Literal["throw-out", "warn"],
     count_writes: bool,
     quarantine_s: float,
     wait_s: float,
@@ -170,6 +171,7 @@ def _config(
         rehearsals=rehearsals,
         persists=persists,
         audit_every=audit_every,
+        on_corruption=on_corruption,
         count_writes=count_writes,
         timing=Timing(wait_s=wait_s, hang_after_s=hang_after_s),
         flapping=Flapping(base_s=quarantine_s),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from elastic.choose import Choice
 from elastic.copy_check import CopyCheck
@@ -34,6 +34,8 @@ class Config:
     """Whether snapshots go to a persistent tier; the one of the last step does, before the job ends."""
     audit_every: int = 50
     """Captures from one audit of all copies on the devices to the next; 0: only when copies disagreed."""
+    on_corruption: Literal["throw-out", "warn"] = "throw-out"
+    """What is done about a slice whose copies of the state a majority finds wrong."""
     count_writes: bool = False
     """Whether every restore counts that each element is written exactly once (for debugging)."""
     max_deaths_at_step: int = 3
