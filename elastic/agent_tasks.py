@@ -124,6 +124,8 @@ class ArenaTasks:
             cache_misses=message.cache_misses,
             skipped=message.skipped,
             interval_steps=message.interval_steps,
+            host_s=message.host_s,
+            device_s=message.device_s,
             loss_is_finite=message.loss is None or math.isfinite(message.loss),
         )
 

@@ -155,12 +155,14 @@ def _config(
     on_corruption: Literal["throw-out", "warn"],
     count_writes: bool,
     quarantine_s: float,
+    straggler_factor: float,
     wait_s: float,
     hang_after_s: float | None,
     persists: bool,
 ) -> Config:
     from elastic.quarantine import Flapping
     from elastic.state import Config, Timing
+    from elastic.stragglers import StragglerRule
 
     return Config(
         num_slices=slices,
@@ -175,6 +177,7 @@ def _config(
         count_writes=count_writes,
         timing=Timing(wait_s=wait_s, hang_after_s=hang_after_s),
         flapping=Flapping(base_s=quarantine_s),
+        stragglers=StragglerRule(factor=straggler_factor),
     )
 
 

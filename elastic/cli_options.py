@@ -139,6 +139,13 @@ _JOB_OPTIONS = (
         "0: never.",
     ),
     click.option(
+        "--straggler-factor",
+        type=float,
+        default=1.5,
+        show_default=True,
+        help="Tell of a slice whose input or devices take so many times as long as the others'.",
+    ),
+    click.option(
         "--wait-s",
         type=click.FloatRange(min=0),
         default=60.0,

@@ -47,10 +47,19 @@ from elastic.machine import step
 from elastic.persistent_reads import find_persisted
 from elastic.protocol import CONTROL_CODEC, Heartbeat, StepTold
 from elastic.quarantine import remaining_s
-from elastic.records import FaultInjected, MessageRefused, RunEnded, RunStarted, StepCommitted, WorldFormed
+from elastic.records import (
+    FaultInjected,
+    MessageRefused,
+    Record,
+    RunEnded,
+    RunStarted,
+    StepCommitted,
+    WorldFormed,
+)
 from elastic.refusals import RefusalLedger, RefusalsTold, Surface
 from elastic.runtime_service import ServicePool
 from elastic.state import initial_state
+from elastic.stragglers import StragglerWatch
 from elastic.telemetry import RecoveryTracer
 from elastic.turn import Clock
 from elastic.wire import WireError
@@ -88,6 +97,7 @@ class Coordinator:
         self._state = initial_state(spec.config, time.monotonic())
         self._history = HistoryWriter(spec.directory / HISTORY_FILE)
         self._tracer = RecoveryTracer()
+        self._stragglers = StragglerWatch(rule=spec.config.stragglers)
         self._refusals = RefusalLedger()
         self._world_generation = 0
         self._committed: dict[int, int] = {}
@@ -199,6 +209,10 @@ class Coordinator:
                 "world": state.world,
                 "newest_committed": state.newest_committed,
                 "refused": self._refusals.counts(),
+                "stragglers": [
+                    {"slice": seen.slice_index, "where": seen.where, "factor": seen.factor, "step": seen.step}
+                    for seen in list(self._stragglers.seen.values())
+                ],
                 "newest_persisted": max((one.step for one in state.persisted), default=None),
                 "persist_failed_step": None if state.persist_failed_step < 0 else state.persist_failed_step,
                 "members": [
@@ -271,8 +285,13 @@ class Coordinator:
         if record.generation == self._world_generation and record.step > newest:
             self._committed[record.slice_index] = record.step
             # Also while that world is being left: what it committed may be what the next one goes on from.
-            self._history.write(record)
-            self._tracer.hear(record)
+            self._write(record)
+
+    def _write(self, record: Record) -> None:
+        """Append a record to the history, and what it says of stragglers."""
+        for one in (record, *self._stragglers.hear(record)):
+            self._history.write(one)
+            self._tracer.hear(one)
 
     def _tell_peers(self) -> None:
         """Let every agent know where the others serve their shards."""
@@ -294,8 +313,7 @@ class Coordinator:
                 if isinstance(command.record, WorldFormed):
                     self._world_generation = command.record.generation
                     self._committed.clear()
-                self._history.write(command.record)
-                self._tracer.hear(command.record)
+                self._write(command.record)
             elif isinstance(command, StartService):
                 self._services.start(command.generation, command.num_processes)
             else:

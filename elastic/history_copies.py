@@ -24,7 +24,7 @@ class CopyAudit:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether all copies that were compared agree, of what was not given up since; unknown without any."""
+        """Whether all copies compared agree, of what was not given up since; unknown without any."""
         if self.unhealed:
             return "broken"
         return "held" if self.compared + self.audits else "unknown"

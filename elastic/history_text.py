@@ -22,6 +22,8 @@ from elastic.records import (
     SnapshotsVerified,
     StateRestored,
     StepCommitted,
+    StragglerOver,
+    StragglerSeen,
     SuspectBox,
     WorkerEvent,
     WorldFormed,
@@ -146,6 +148,10 @@ def _describe_run(record: Record) -> str:
             return f"run {record.outcome} at step {record.final_step}: {record.error}"
         case SliceQuarantined():
             return describe_quarantine(record)
+        case StragglerSeen():
+            return describe_straggler(record)
+        case StragglerOver():
+            return f"slice {record.slice_index} is no longer slow ({record.where})"
         case WorkerEvent():
             pid = f", pid {record.pid}" if record.pid else ""
             return f"slice {record.slice_index} worker {record.state}{pid} {record.detail}".rstrip()
@@ -199,10 +205,11 @@ def describe_quarantine(record: SliceQuarantined) -> str:
 
 
 def describe_kept_out(report: Report) -> list[str]:
-    """A line for a loss that was no number, each slice that was put in quarantine and the callers refused;
-    none where there were none.
+    """A line for a loss that was no number, each slice that was put in quarantine or was slow, and the
+    callers refused; none where there were none.
     """
     said = [*_describe_loss(report), *(describe_quarantine(record) for record in report.quarantines)]
+    said += [describe_straggler(record) for record in report.stragglers]
     refused = ", ".join(
         f"{num:,} at {surface} ({cause})"
         for surface, counts in report.refused.items()
@@ -211,6 +218,15 @@ def describe_kept_out(report: Report) -> list[str]:
     if refused:
         said.append(f"refused: {refused}")
     return [f"{line[0].upper()}{line[1:]}" for line in said]
+
+
+def describe_straggler(record: StragglerSeen) -> str:
+    """Who is slower than the others, in what and by how much, in a sentence."""
+    what = "its input takes" if record.where == "input" else "a program on its devices takes"
+    return (
+        f"slice {record.slice_index} is slow (seen at step {record.step}): {what} "
+        f"{format_seconds(record.own_s)}, the others' {format_seconds(record.others_s)} (× {record.factor:g})"
+    )
 
 
 def _describe_loss(report: Report) -> list[str]:

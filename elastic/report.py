@@ -31,6 +31,7 @@ from elastic.records import (
     SnapshotPersisted,
     SnapshotRejected,
     SnapshotsVerified,
+    StragglerSeen,
     of_kind,
 )
 from elastic.refusals import count_refused
@@ -107,6 +108,7 @@ def build_report(records: Sequence[Record]) -> Report:
         snapshots=_snapshots(records, lineage, started.replicas),
         invariants=judge(records, lineage, audit),
         quarantines=tuple(of_kind(records, SliceQuarantined)),
+        stragglers=tuple(of_kind(records, StragglerSeen)),
         refused=count_refused(of_kind(records, MessageRefused)),
     )
 

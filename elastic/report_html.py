@@ -24,6 +24,8 @@ from elastic.records import (
     RunStarted,
     SliceQuarantined,
     SnapshotRejected,
+    StragglerOver,
+    StragglerSeen,
     WorldFormed,
 )
 from elastic.report_charts import draw_losses, draw_timeline
@@ -44,6 +46,8 @@ _NOTABLE = (
     SnapshotRejected,
     CorruptionSuspected,
     SliceQuarantined,
+    StragglerSeen,
+    StragglerOver,
     MessageRefused,
     RunEnded,
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from elastic.records import SliceQuarantined
+from elastic.records import SliceQuarantined, StragglerSeen
 from reshard.boxes import Box
 
 SCHEMA = 1
@@ -195,6 +195,8 @@ class Report:
     invariants: dict[str, Verdict] = field(default_factory=dict)
     quarantines: tuple[SliceQuarantined, ...] = ()
     """Slices that were kept away because they were lost again and again, in order."""
+    stragglers: tuple[StragglerSeen, ...] = ()
+    """Slices that were slower than the others, each time that was found, in order."""
     refused: dict[str, dict[str, int]] = field(default_factory=dict)
     """Messages and callers that were refused, by surface and reason."""
 

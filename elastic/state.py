@@ -11,6 +11,7 @@ from elastic.events import Phase, SnapshotSummary, WorkerState, host_of
 from elastic.quarantine import Flapping
 from elastic.repeated_deaths import Deaths
 from elastic.step_watch import StepWatch
+from elastic.stragglers import StragglerRule
 from elastic.timing import Timing as Timing
 from reshard.batch_sizes import NewSteps
 from reshard.errors import UsageError
@@ -43,6 +44,8 @@ class Config:
     max_starts: int = 8
     """How often a slice's worker is started without a new step before the slice is left out."""
     timing: Timing = field(default_factory=Timing)
+    stragglers: StragglerRule = field(default_factory=StragglerRule)
+    """When a slice counts as slower than the others."""
     flapping: Flapping = field(default_factory=Flapping)
     """How long slices that are lost again and again are kept away."""
 

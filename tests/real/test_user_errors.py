@@ -47,7 +47,7 @@ def test_loss_that_is_nan_is_told_with_its_first_step_and_training_goes_on(tmp_p
 
 def test_array_too_large_for_the_host_ends_the_job_as_out_of_memory(tmp_path: Path) -> None:
     run = launch(tmp_path, 'if SLICE == "1": np.ones(1 << 50)', *TWO)
-    assert_stopped(run, "on slice 1: the host is out of memory: _ArrayMemoryError: Unable to allocate")
+    assert_stopped(run, "on slice 1: the host is out of memory: MemoryError: Unable to allocate")
     assert of_kind(run.records, LossDetected) == []
 
 
