@@ -259,7 +259,7 @@ class Coordinator:
 
     def _take(self, sender: int, event: Any) -> None:
         if isinstance(event, FaultInjected):
-            self._history.write(event)
+            self._write(event)
         elif isinstance(event, StepTold):
             self._note_commit(event.record)
             record = event.record
@@ -359,7 +359,7 @@ class Coordinator:
 
     def _write_start(self) -> None:
         spec, config = self._spec, self._spec.config
-        self._history.write(
+        self._write(
             RunStarted(
                 unix_s=time.time(),
                 run_id=spec.job_id,
