@@ -284,6 +284,8 @@ class Agent:
         if now_s >= self._next_life_s:
             self._next_life_s = now_s + LIFE_EVERY_S
             self._shadow.look_after()
+            if self._worker is not None:
+                self._worker.memory.look()
             self._to_worker(Heartbeat(unix_s=time.time()))
             for told in self._refused.take() if self._stream.is_attached else ():
                 self._stream.send(self.generation, told)
@@ -328,7 +330,7 @@ class Agent:
         if self._worker is None or self._worker.pid != exit_.pid:
             return
         told, told_failure = self._ending, self._failure_told
-        state = self._worker_state
+        state, evidence = self._worker_state, self._worker.memory.evidence()
         self._forget_worker()
         if self._stream.job_ended:
             self._over = True
@@ -340,9 +342,11 @@ class Agent:
                 WorkerLost(
                     member=self._member,
                     pid=exit_.pid,
-                    cause=str(exit_),
+                    cause=f"{exit_} ({evidence})" if evidence else str(exit_),
                     detector="process-exit",
                     aborted=exit_.status == -signal.SIGABRT,
+                    killed_by=exit_.signal_name,
+                    evidence=evidence,
                     last_life_unix_s=time.time(),
                 )
             )
@@ -422,6 +426,7 @@ class Agent:
             self._socket.refuse(connection, "unknown-sender", hello.pid)  # a stale incarnation, or a stranger
             return
         self._connection = connection
+        self._worker.memory.look()  # by now it is in the control group that limits it
         self._heard_s, self._heard_unix_s = time.monotonic(), time.time()
         if hello.generation:
             self._worker_state = WorkerState.IN_WORLD

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -157,14 +157,17 @@ def _config(
     precompile: bool,
     reconnect: bool,
     audit_every: int,
+    on_corruption: Literal["throw-out", "warn"],
     count_writes: bool,
     quarantine_s: float,
+    straggler_factor: float,
     wait_s: float,
     hang_after_s: float | None,
     persists: bool,
 ) -> Config:
     from elastic.quarantine import Flapping
     from elastic.state import Config, Timing
+    from elastic.stragglers import StragglerRule
 
     return Config(
         num_slices=slices,
@@ -178,9 +181,11 @@ def _config(
         keeps_runtime=not reconnect,
         persists=persists,
         audit_every=audit_every,
+        on_corruption=on_corruption,
         count_writes=count_writes,
         timing=Timing(wait_s=wait_s, hang_after_s=hang_after_s),
         flapping=Flapping(base_s=quarantine_s),
+        stragglers=StragglerRule(factor=straggler_factor),
     )
 
 

@@ -104,6 +104,13 @@ _JOB_OPTIONS = (
         help="Captures between two audits of every copy on the devices; 0: only when copies disagree.",
     ),
     click.option(
+        "--on-corruption",
+        type=click.Choice(["throw-out", "warn"]),
+        default="throw-out",
+        show_default=True,
+        help="What to do about a slice whose copies of the state a majority finds wrong.",
+    ),
+    click.option(
         "--count-writes",
         is_flag=True,
         help="Debugging: count in every restore that each element is written exactly once (slow).",
@@ -148,6 +155,13 @@ _JOB_OPTIONS = (
         show_default=True,
         help="A slice that is lost again soon after it joined is kept away so long, then twice as long…; "
         "0: never.",
+    ),
+    click.option(
+        "--straggler-factor",
+        type=float,
+        default=1.5,
+        show_default=True,
+        help="Tell of a slice whose input or devices take so many times as long as the others'.",
     ),
     click.option(
         "--wait-s",

@@ -62,6 +62,7 @@ from elastic.saved_state import restore
 from elastic.shadow_events import EndShadowService, ShadowServiceReady, StartShadowService
 from elastic.shadow_service import ShadowService
 from elastic.state import initial_state
+from elastic.stragglers import StragglerWatch
 from elastic.telemetry import RecoveryTracer
 from elastic.turn import Clock
 from elastic.wire import WireError
@@ -107,6 +108,7 @@ class Coordinator:
             spec.directory, self._mandate.epoch, self._mandate.check, is_shared=spec.arbiter is not None
         )
         self._tracer = RecoveryTracer()
+        self._stragglers = StragglerWatch(rule=spec.config.stragglers)
         self._refusals = RefusalLedger()
         self._shown_life_s = 0.0
         self._services = ServicePool(
@@ -194,8 +196,14 @@ class Coordinator:
 
     def status(self) -> bytes:
         """The job as JSON, for `elastic status`."""
-        counts = self._refusals.counts()
-        return describe_job(self._spec, self._state, self._mandate.epoch, counts, time.monotonic())
+        return describe_job(
+            self._spec,
+            self._state,
+            self._mandate.epoch,
+            self._refusals.counts(),
+            list(self._stragglers.seen.values()),
+            time.monotonic(),
+        )
 
     def _check_epoch(self, envelope: pb.Envelope) -> None:
         if envelope.epoch > self._mandate.epoch:
@@ -262,7 +270,7 @@ class Coordinator:
     def _take(self, sender: int, event: Any) -> None:
         self._mandate.check()
         if isinstance(event, FaultInjected):
-            self._log.write(event)
+            self._write(event)
         elif isinstance(event, StepTold):
             self._hear_commit(sender, event)
         elif getattr(event, "member", sender) != sender and sender >= 0:
@@ -277,6 +285,7 @@ class Coordinator:
         record = told.record
         if self._log.note_commit(record, self._state.world_generation):
             self._tracer.hear(record)
+            self._look_for_stragglers(record)
         self._step(
             Committed(
                 member=sender,
@@ -286,6 +295,11 @@ class Coordinator:
                 compile_s=record.compile_s,
             )
         )
+
+    def _look_for_stragglers(self, record: Record) -> None:
+        for found in self._stragglers.hear(record):
+            self._log.write(found)
+            self._tracer.hear(found)
 
     def _tell_peers(self) -> None:
         """Let every agent know where the others serve their shards."""
@@ -327,6 +341,7 @@ class Coordinator:
                 self._log.write(rest)
         self._log.write(record)
         self._tracer.hear(record)
+        self._look_for_stragglers(record)
 
     def _send(self, command: Any) -> None:
         if isinstance(command, Stage | ComputeDigest):

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from elastic.job import JobSpec
 from elastic.quarantine import remaining_s
+from elastic.records import StragglerSeen
 from elastic.state import JobState
 
 
 def describe_job(
-    spec: JobSpec, state: JobState, epoch: int, refused: dict[str, dict[str, int]], now_s: float
+    spec: JobSpec,
+    state: JobState,
+    epoch: int,
+    refused: dict[str, dict[str, int]],
+    stragglers: Iterable[StragglerSeen],
+    now_s: float,
 ) -> bytes:
     """The job as its coordinator sees it, at `now_s` of that one's clock."""
     return msgspec.json.encode(
@@ -22,6 +30,10 @@ def describe_job(
             "world": state.world,
             "newest_committed": state.newest_committed,
             "refused": refused,
+            "stragglers": [
+                {"slice": seen.slice_index, "where": seen.where, "factor": seen.factor, "step": seen.step}
+                for seen in stragglers
+            ],
             "newest_persisted": max((one.step for one in state.persisted), default=None),
             "persist_failed_step": None if state.persist_failed_step < 0 else state.persist_failed_step,
             "members": [

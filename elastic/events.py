@@ -146,7 +146,11 @@ class WorkerReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLost:
-    """A worker process ended, or was ended because it hung. `aborted`: it ended itself (SIGABRT)."""
+    """A worker process ended, or was ended because it hung. `aborted`: it ended itself (SIGABRT).
+
+    `killed_by` names the signal, where nobody on this side sent it; `evidence` says what speaks for want of
+    memory.
+    """
 
     member: int
     pid: int
@@ -154,6 +158,8 @@ class WorkerLost:
     detector: str
     last_life_unix_s: float
     aborted: bool = False
+    killed_by: str = ""
+    evidence: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -165,6 +165,7 @@ def _worker_lost(turn: Turn, event: WorkerLost) -> None:
     turn.write_worker(event.member, "ended", event.pid, event.cause)
     if event.pid and (earlier or event.pid == member.ended_pid):
         return  # it counts as gone already
+    _note_death(turn, event)
     if event.aborted and turn.state.phase is Phase.FENCING and member.worker is WorkerState.IN_WORLD:
         # The runtime could not take the loss of a peer and ended the process: the slice itself is well.
         turn.plan_restart(event.member)
@@ -175,6 +176,18 @@ def _worker_lost(turn: Turn, event: WorkerLost) -> None:
     if not event.aborted:  # else a peer's loss may have ended it
         quarantine.lost(turn, event.member, event.cause)
     _lose_worker(turn, event.member, event.cause, event.detector, event.last_life_unix_s)
+
+
+def _note_death(turn: Turn, event: WorkerLost) -> None:
+    """Remember at which step a worker was killed in a running world (an abort may be a peer's loss)."""
+    state = turn.state
+    running = state.phase in (Phase.RUNNING, Phase.REPLAYING, Phase.SUSPECT) and not state.rehearsing
+    is_inside = state.member(event.member).worker is WorkerState.IN_WORLD
+    if event.killed_by and not event.aborted and running and is_inside:
+        deaths = state.deaths.died(
+            state.newest_committed, state.generation, event.member, event.killed_by, event.evidence
+        )
+        turn.change(deaths=deaths)
 
 
 def _lose_worker(turn: Turn, index: int, cause: str, detector: str, last_life_unix_s: float) -> None:

@@ -24,12 +24,15 @@ from elastic.records import (
     SnapshotsVerified,
     StateRestored,
     StepCommitted,
+    StragglerOver,
+    StragglerSeen,
     SuspectBox,
     WorkerEvent,
     WorldFormed,
 )
 from elastic.report_schema import Corruption, Recovery, Report, Takeover
 from reshard.boxes import format_box
+from reshard.sizes import format_bytes
 
 _TIER_WORDS = {
     "device": "the devices themselves",
@@ -42,16 +45,6 @@ _MODE_WORDS = {
     "respawn": "went on in new processes",
     "scale-up": "go on together",
 }
-
-
-def format_bytes(num_bytes: int) -> str:
-    """A size for people: `13.4 MB` (decimal units)."""
-    size = float(num_bytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(size) < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
 
 
 def format_seconds(seconds: float | None) -> str:
@@ -164,6 +157,10 @@ def _describe_run(record: Record) -> str:
             how = f"programs for {record.num_slices} slice{'s' * (record.num_slices != 1)}: {record.outcome}"
             took = f"{how} in the background after {format_seconds(record.took_s)}"
             return f"{took}: {record.detail}" if record.detail else took
+        case StragglerSeen():
+            return describe_straggler(record)
+        case StragglerOver():
+            return f"slice {record.slice_index} is no longer slow ({record.where})"
         case WorkerEvent():
             pid = f", pid {record.pid}" if record.pid else ""
             return f"slice {record.slice_index} worker {record.state}{pid} {record.detail}".rstrip()
@@ -217,11 +214,13 @@ def describe_quarantine(record: SliceQuarantined) -> str:
 
 
 def describe_kept_out(report: Report) -> list[str]:
-    """A line for each coordinator that took over, each slice that was put in quarantine and for the callers
-    refused; none where there were none.
+    """A line for a loss that was no number, each coordinator that took over, each slice that was put in
+    quarantine or was slow, and the callers refused; none where there were none.
     """
-    said = [describe_takeover(one, one.away_s) for one in report.takeovers]
+    said = _describe_loss(report)
+    said += [describe_takeover(one, one.away_s) for one in report.takeovers]
     said += [describe_quarantine(record) for record in report.quarantines]
+    said += [describe_straggler(record) for record in report.stragglers]
     refused = ", ".join(
         f"{num:,} at {surface} ({cause})"
         for surface, counts in report.refused.items()
@@ -242,6 +241,24 @@ def describe_takeover(found: CoordinatorStarted | Takeover, away_s: float | None
     else:
         how = "a new generation began"
     return f"another coordinator (epoch {found.epoch}) took over in {found.phase}{after}: {how}"
+
+
+def describe_straggler(record: StragglerSeen) -> str:
+    """Who is slower than the others, in what and by how much, in a sentence."""
+    what = "its input takes" if record.where == "input" else "a program on its devices takes"
+    return (
+        f"slice {record.slice_index} is slow (seen at step {record.step}): {what} "
+        f"{format_seconds(record.own_s)}, the others' {format_seconds(record.others_s)} (× {record.factor:g})"
+    )
+
+
+def _describe_loss(report: Report) -> list[str]:
+    first, num = report.steps.first_nonfinite_loss, report.steps.nonfinite_losses
+    if first is None:
+        return []
+    if report.steps.is_loss_finite_again:
+        return [f"loss was not finite at {num:,} step{'s' * (num > 1)}, the first of them step {first}"]
+    return [f"loss is not finite since step {first}"]
 
 
 def describe_corruption(record: CorruptionSuspected) -> str:

@@ -88,6 +88,7 @@ class Launcher:
         self._agents: dict[int, subprocess.Popen[bytes]] = {}
         self._worker_pids: dict[int, int] = {}
         self._interrupts = 0
+        self._is_end_heard = False
         self._completed = False
         self._stop_by_s: float | None = None
 
@@ -173,6 +174,7 @@ class Launcher:
                 for listener in listeners:
                     listener.feed(record)
                 if isinstance(record, RunEnded):
+                    self._is_end_heard = True
                     self._completed = record.outcome == "completed"
                     return record
             if self._stop_by_s is not None and time.monotonic() > self._stop_by_s:
@@ -198,8 +200,10 @@ class Launcher:
             self._stop_by_s = time.monotonic()
             return
         self._stop_by_s = time.monotonic() + STOP_GRACE_S
-        with contextlib.suppress(grpc.RpcError, OSError, ElasticError):
+        try:
             self._call("Stop", pb.StopRequest(reason=f"interrupted ({signal.Signals(number).name})"))
+        except (grpc.RpcError, OSError, ElasticError):
+            self._stop_by_s = time.monotonic()  # there is no coordinator yet, or none that could answer
 
     def _call(self, method: str, request: Any) -> Any:
         with open_channel(read_place(self.spec.directory), self.spec.tls) as channel:
@@ -209,7 +213,8 @@ class Launcher:
     def _end_all(self) -> None:
         """Let what is ending end, then end the rest; nothing of the job is left behind."""
         started = [*self._agents.values(), *self._coordinator.processes()]
-        bound_s = time.monotonic() + FAILED_GRACE_S
+        # Where nobody has decided the end (no coordinator answers), nothing is ending by itself.
+        bound_s = time.monotonic() + (FAILED_GRACE_S if self._is_end_heard else 0.0)
         while any(child.poll() is None for child in started):
             # After a completed run the scripts may still be at work (a last save); an interrupt ends that
             # too. An agent that was only just started when the coordinator ended never hears the end.

@@ -3,14 +3,23 @@
 Each event first becomes a fact about a member (`elastic.facts`), in whatever phase; then the table says what
 the phase does about it. A loss in any phase starts the next generation from what survives. The
 `elastic.moves_*` modules hold what the machine does; they import each other one way: `restore` → `run` →
-`hang`, `suspect` → `fence` → `decide` → `end` → `audit`.
+`hang`, `suspect`, `corrupt` → `fence` → `decide` → `end` → `audit`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from elastic import facts, moves_audit, moves_end, moves_fence, moves_restore, moves_run, moves_suspect
+from elastic import (
+    facts,
+    moves_audit,
+    moves_corrupt,
+    moves_end,
+    moves_fence,
+    moves_restore,
+    moves_run,
+    moves_suspect,
+)
 from elastic.events import (
     AgentAttached,
     AgentLost,
@@ -57,6 +66,14 @@ def advance(turn: Turn, event: Event) -> None:
     _ADVANCE[turn.state.phase](turn)
 
 
+def count_death(turn: Turn, event: Event) -> None:
+    """A worker is gone: a loss, unless workers are killed at this step whatever is tried."""
+    if stop := turn.state.deaths.verdict(turn.state.config.max_deaths_at_step):
+        moves_end.fail(turn, stop)
+    else:
+        advance(turn, event)
+
+
 def suspect(turn: Turn, event: Event) -> None:
     """A step failed; a loss should explain it soon."""
     assert isinstance(event, StepFailed)
@@ -70,14 +87,16 @@ def hear_probe(turn: Turn, event: Event) -> None:
 
 
 def count_commit(turn: Turn, event: Event) -> None:
-    """A step is done: whatever the phase waits for, and what its capture's checksums say."""
-    moves_audit.order_audit(turn)
-    advance(turn, event)
+    """A step is done: what its capture's checksums say, and whatever the phase waits for."""
+    if not moves_corrupt.throw_out(turn):
+        moves_audit.order_audit(turn)
+        advance(turn, event)
 
 
 def order_audit(turn: Turn, event: Event) -> None:
-    """Have everything on the devices compared, if copies disagreed."""
-    moves_audit.order_audit(turn)
+    """Throw out who has a wrong copy; have everything on the devices compared, if copies only disagreed."""
+    if not moves_corrupt.throw_out(turn):
+        moves_audit.order_audit(turn)
 
 
 def leave_service(turn: Turn, event: Event) -> None:
@@ -142,7 +161,7 @@ _ALWAYS: dict[type[Event], Reaction] = {
     AgentAttached: advance,
     AgentLost: advance,
     WorkerReady: advance,
-    WorkerLost: advance,
+    WorkerLost: count_death,
     StepFailed: ignore,
     StacksTaken: ignore,
     WorkerFailed: fail,

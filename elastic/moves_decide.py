@@ -87,7 +87,9 @@ def choose(turn: Turn) -> tuple[Choice | None, str]:
     """The snapshot to go back to. What rehearsals left in memory does not count."""
     if not turn.state.started:
         return None, "the first world begins with a fresh state"
-    return choose_restore(turn.state.held(), dict(turn.state.restored_steps), turn.state.copies.named)
+    copies = turn.state.copies
+    since = None if turn.state.config.on_corruption == "warn" else copies.differed_since
+    return choose_restore(turn.state.held(), dict(turn.state.restored_steps), copies.named, since)
 
 
 def _may_memory_come_back(turn: Turn) -> bool:

@@ -89,6 +89,10 @@ class WorkerCommitted:
     skipped: bool = False
     interval_steps: int = 1
     checksums: bytes = b""
+    host_s: float = 0.0
+    """What the host took for the step: its batch, and the Python of the loop."""
+    device_s: float | None = None
+    """What a tiny program took on this process's devices, when it was timed after the step before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -174,6 +174,12 @@ class StepCommitted:
     skipped: bool = False
     interval_steps: int = 1
     """Steps from one capture to the next at that time, as its world had agreed."""
+    loss_is_finite: bool = True
+    """False where the loss was NaN or infinite, which JSON cannot say (`loss` is then null in the file)."""
+    host_s: float = 0.0
+    """What the slice's host took for the step itself: its batch, and the Python of the loop."""
+    device_s: float | None = None
+    """What a tiny program took on the slice's devices; None where it was not timed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,6 +307,34 @@ class SliceQuarantined:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StragglerSeen:
+    """A slice is slower than the others, for several windows in a row: its `input` (host) or its `device`s.
+
+    `own_s` is its median time, `others_s` the median of the others', `factor` the one over the other.
+    """
+
+    unix_s: float
+    generation: int
+    slice_index: int
+    step: int
+    where: str
+    factor: float
+    own_s: float
+    others_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StragglerOver:
+    """A straggler is as fast as the others again, or the world that it slowed down is over."""
+
+    unix_s: float
+    generation: int
+    slice_index: int
+    step: int
+    where: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MessageRefused:
     """A message or call with a stale generation, a wrong token or of somebody unknown was refused.
 
@@ -354,6 +388,8 @@ Record = (
     | CopiesCompared
     | CorruptionSuspected
     | SliceQuarantined
+    | StragglerSeen
+    | StragglerOver
     | MessageRefused
     | RunEnded
 )
@@ -379,6 +415,8 @@ _TYPES: dict[str, type[Any]] = {
         CopiesCompared,
         CorruptionSuspected,
         SliceQuarantined,
+        StragglerSeen,
+        StragglerOver,
         MessageRefused,
         RunEnded,
     )

@@ -11,7 +11,6 @@ from elastic.history_text import (
     describe,
     describe_kept_out,
     describe_suspect,
-    format_bytes,
     format_seconds,
     format_slices,
 )
@@ -26,10 +25,13 @@ from elastic.records import (
     RunStarted,
     SliceQuarantined,
     SnapshotRejected,
+    StragglerOver,
+    StragglerSeen,
     WorldFormed,
 )
 from elastic.report_charts import draw_losses, draw_timeline
 from elastic.report_schema import PHASES, Badput, PhaseTimes, Recovery, Report
+from reshard.sizes import format_bytes
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -46,6 +48,8 @@ _NOTABLE = (
     SnapshotRejected,
     CorruptionSuspected,
     SliceQuarantined,
+    StragglerSeen,
+    StragglerOver,
     MessageRefused,
     RunEnded,
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from elastic.records import SliceQuarantined
+from elastic.records import SliceQuarantined, StragglerSeen
 from reshard.boxes import Box
 
 SCHEMA = 1
@@ -51,6 +51,12 @@ class StepCounts:
     repeated: int
     replayed: int
     before: int = 0
+    nonfinite_losses: int = 0
+    """Steps whose loss was NaN or infinite; training went on."""
+    first_nonfinite_loss: int | None = None
+    """The first of them."""
+    is_loss_finite_again: bool = False
+    """Whether the last step's loss was finite all the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +208,8 @@ class Report:
     invariants: dict[str, Verdict] = field(default_factory=dict)
     quarantines: tuple[SliceQuarantined, ...] = ()
     """Slices that were kept away because they were lost again and again, in order."""
+    stragglers: tuple[StragglerSeen, ...] = ()
+    """Slices that were slower than the others, each time that was found, in order."""
     refused: dict[str, dict[str, int]] = field(default_factory=dict)
     """Messages and callers that were refused, by surface and reason."""
     takeovers: tuple[Takeover, ...] = ()

@@ -14,6 +14,7 @@ from typing import Any
 
 from elastic.copy_check import CopyCheck
 from elastic.events import Phase, SnapshotSummary, WorkerState
+from elastic.repeated_deaths import Deaths
 from elastic.state import Config, JobState, Member
 from elastic.step_watch import StepWatch
 from reshard.batch_sizes import NewSteps
@@ -32,7 +33,7 @@ _JOB_VALUES = (
     "runtime_is_up", "runtime_refusals", "service_generation",
     "service_address", "overtime", "joining", "stop_step", "unexplained_at", "stage_failures",
     "finished_step", "captured_digest", "restored_digest", "final_digest", "persist_settled_step",
-    "persist_left_out_step", "persist_failed_step", "memory_given_up", "last_cause", "error",
+    "persist_left_out_step", "persist_failed_step", "memory_given_up", "last_cause", "deaths", "error",
 )  # fmt: skip
 
 
@@ -98,6 +99,7 @@ class SavedState:
     persist_failed_step: int
     memory_given_up: bool
     last_cause: str
+    deaths: Deaths
     error: str
     deadline_s: float | None
     waiting_until_s: float | None
@@ -169,6 +171,8 @@ def _saved_copies(copies: CopyCheck, *, volatile: bool) -> CopyCheck:
         num_untold=copies.num_untold if volatile else 0,
         num_told=copies.num_told if volatile else 0,
         named=copies.named,
+        convicted=copies.convicted,
+        differed_since=copies.differed_since,
     )
 
 

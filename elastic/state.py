@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from elastic.choose import Choice
 from elastic.copy_check import CopyCheck
 from elastic.events import Phase, SnapshotSummary, WorkerState, host_of
 from elastic.quarantine import Flapping
+from elastic.repeated_deaths import Deaths
 from elastic.shadow import Shadow
 from elastic.step_watch import StepWatch
+from elastic.stragglers import StragglerRule
 from elastic.timing import Timing as Timing
 from reshard.batch_sizes import NewSteps
 from reshard.errors import UsageError
@@ -36,15 +38,21 @@ class Config:
     """Whether snapshots go to a persistent tier; the one of the last step does, before the job ends."""
     audit_every: int = 50
     """Captures from one audit of all copies on the devices to the next; 0: only when copies disagreed."""
+    on_corruption: Literal["throw-out", "warn"] = "throw-out"
+    """What is done about a slice whose copies of the state a majority finds wrong."""
     count_writes: bool = False
     """Whether every restore counts that each element is written exactly once (for debugging)."""
     precompile: bool = False
     """Whether the programs of the next smaller and larger world are compiled while a world trains."""
     keeps_runtime: bool = False
     """Whether who is left after a loss goes on in the runtime it is connected with, where that can be."""
+    max_deaths_at_step: int = 3
+    """How many worlds in a row may have a worker killed at the same step before the job is ended."""
     max_starts: int = 8
     """How often a slice's worker is started without a new step before the slice is left out."""
     timing: Timing = field(default_factory=Timing)
+    stragglers: StragglerRule = field(default_factory=StragglerRule)
+    """When a slice counts as slower than the others."""
     flapping: Flapping = field(default_factory=Flapping)
     """How long slices that are lost again and again are kept away."""
 
@@ -57,6 +65,8 @@ class Config:
             raise UsageError(f"min-slices must be between 1 and {self.num_slices}, not {self.min_slices}")
         if self.replicas < 1:
             raise UsageError(f"replicas must be at least 1, not {self.replicas}")
+        if self.max_deaths_at_step < 1:
+            raise UsageError(f"max-deaths-at-step must be at least 1, not {self.max_deaths_at_step}")
         if self.audit_every < 0:
             raise UsageError(f"audit-every must be 0 or more, not {self.audit_every}")
 
@@ -181,6 +191,8 @@ class JobState:
     """Slices whose step failed and whose devices have not been probed yet."""
     unexplained_at: int | None = None
     """The step at which a failure without a loss was last seen; a second one there ends the job."""
+    deaths: Deaths = field(default_factory=Deaths)
+    """Workers killed at one step, in worlds that came one after the other."""
     watch: StepWatch = field(default_factory=StepWatch)
     stage_failures: int = 0
     finished_step: int | None = None

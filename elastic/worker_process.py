@@ -17,6 +17,7 @@ import msgspec
 from elastic.events import WorkerState
 from elastic.job import ENV_DIRECTORY, ENV_LEASH_FD, ENV_SLICE, ENV_STANDBY, JobSpec
 from elastic.leash import leash_fd
+from elastic.memory_evidence import MemoryWatch
 from elastic.parent_death import dying_with_parent
 
 LEASE_EXIT_STATUS = 75
@@ -45,11 +46,16 @@ class WorkerExit:
         """Whether something killed it (rather than the user's code ending)."""
         return self.status is None or self.status < 0 or self.status == LEASE_EXIT_STATUS
 
+    @property
+    def signal_name(self) -> str:
+        """The signal that ended it, "" if none did."""
+        return signal.Signals(-self.status).name if self.status is not None and self.status < 0 else ""
+
     def __str__(self) -> str:
         if self.status is None:
             return "the worker ended"
         if self.status < 0:
-            return f"the worker was killed by {signal.Signals(-self.status).name}"
+            return f"the worker was killed by {self.signal_name}"
         return f"the worker ended with status {self.status}"
 
 
@@ -74,6 +80,7 @@ class WorkerProcess:
         self._lock = threading.Lock()
         self._child = child
         self._on_exit = on_exit
+        self.memory = MemoryWatch(pid)
         threading.Thread(target=self._wait_exit, name="worker-exit", daemon=True).start()
 
     @classmethod

@@ -221,6 +221,8 @@ class Agent:
                 cause=cause,
                 detector="process-exit",
                 last_life_unix_s=0.0,
+                killed_by="SIGKILL" if "SIGKILL" in cause else "",
+                evidence=self.job.kernel_says,
             )
         )
         if self.fence_pending:

@@ -112,6 +112,8 @@ class Job:
         self.stuck_hosts: set[int] = set()
         """Hosts whose share of a snapshot is never written."""
         self.unreadable: set[int] = set()
+        self.kernel_says = ""
+        """What agents find that speaks for want of memory, when a worker is killed."""
         self.is_down = False
         self.crash_due = False
         """Whether the coordinator dies in the middle of what it does about the next event."""
