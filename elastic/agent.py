@@ -80,13 +80,12 @@ from elastic.protocol import (
 )
 from elastic.refusals import RefusalTally
 from elastic.wire import FramedSocket
-from elastic.worker_process import WorkerExit, WorkerProcess, start_time, write_pid
+from elastic.worker_process import PID_FILE, WorkerExit, WorkerProcess, start_time, write_pid
 from elastic.worker_socket import WorkerSocket
 from reshard.errors import ElasticError, InsufficientMemoryError
 from snapshot.arena import Arena
 from snapshot.dataplane import DataPlaneServer
 
-PID_FILE = "worker.pid"
 LIFE_EVERY_S = 2.0
 """How often the worker hears that its agent lives; well below its lease."""
 FAILED_GRACE_S = 1.0

@@ -47,8 +47,8 @@ def demo(
 ) -> int:
     """Train a small transformer on several slices, lose one in the middle, go on, get it back, and report.
 
-    Without --fault one slice is killed; --fault none is an undisturbed run. Kinds: kill, stop, term, agent,
-    host.
+    Without --fault one slice is killed; --fault none is an undisturbed run. Kinds: kill, stop,
+    term, host; of a slice (its worker), agent, spare, of the coordinator or the service.
     """
     from elastic.demo.text import TextWindows
 

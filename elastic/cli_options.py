@@ -176,8 +176,9 @@ _JOB_OPTIONS = (
         "--fault",
         "faults",
         multiple=True,
-        metavar="KIND:slice=N@step=S",
-        help="Inject a fault; several may be given.",
+        metavar="KIND:TARGET@WHEN",
+        help="Inject a fault: kill:slice=1@step=60, stop:agent=2@step=60,heal=3, kill:slice=2@phase=FENCING; "
+        "several may be given.",
     ),
     click.option(
         "--adapter",

@@ -47,7 +47,15 @@ from elastic.machine import step
 from elastic.persistent_reads import find_persisted
 from elastic.protocol import CONTROL_CODEC, Heartbeat, StepTold
 from elastic.quarantine import remaining_s
-from elastic.records import FaultInjected, MessageRefused, RunEnded, RunStarted, StepCommitted, WorldFormed
+from elastic.records import (
+    FaultInjected,
+    MessageRefused,
+    RunEnded,
+    RunStarted,
+    ServiceStarted,
+    StepCommitted,
+    WorldFormed,
+)
 from elastic.refusals import RefusalLedger, RefusalsTold, Surface
 from elastic.runtime_service import ServicePool
 from elastic.state import initial_state
@@ -262,6 +270,8 @@ class Coordinator:
             reason = f"{type(event).__name__} in the name of another slice"
             self.refuse(f"slice {sender}", reason, "unknown-sender")
         else:
+            if isinstance(event, ServiceReady):
+                self._write_service(event)
             self._step(event)
             if isinstance(event, AgentAttached):
                 self._tell_peers()
@@ -279,6 +289,16 @@ class Coordinator:
         addresses = {index: peer.data_address for index, peer in self._agents.items()}
         for index in addresses:
             self._send(Peers(slice_index=index, addresses=addresses))
+
+    def _write_service(self, event: ServiceReady) -> None:
+        self._history.write(
+            ServiceStarted(
+                unix_s=time.time(),
+                generation=event.generation,
+                pid=self._services.pid_of(event.generation),
+                address=event.address,
+            )
+        )
 
     def _step(self, event: Event) -> None:
         if self._state.phase is Phase.RUNNING:

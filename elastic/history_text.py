@@ -8,6 +8,7 @@ from elastic.records import (
     CopiesCompared,
     CorruptionSuspected,
     FaultInjected,
+    FaultMissed,
     LossDetected,
     MessageRefused,
     PersistFailed,
@@ -16,6 +17,7 @@ from elastic.records import (
     RestoreChecked,
     RunEnded,
     RunStarted,
+    ServiceStarted,
     SliceQuarantined,
     SnapshotPersisted,
     SnapshotRejected,
@@ -141,6 +143,11 @@ def _describe_run(record: Record) -> str:
             return f"fault injected: {record.fault} {record.detail}".rstrip()
         case FaultInjected():
             return f"fault injected: {record.fault} on slice {record.slice_index} {record.detail}".rstrip()
+        case FaultMissed():
+            return f"fault {record.detail} was not injected: {record.why}"
+        case ServiceStarted():
+            pid = f", pid {record.pid}" if record.pid else ""
+            return f"runtime service of generation {record.generation} serves{pid} {record.address}".rstrip()
         case LossDetected():
             return f"slice {record.slice_index} lost: {record.cause} (noticed by {record.detector})"
         case PhaseEntered():
@@ -208,8 +215,8 @@ def describe_quarantine(record: SliceQuarantined) -> str:
 
 
 def describe_kept_out(report: Report) -> list[str]:
-    """A line for each slice that was put in quarantine and for the callers refused; none where there were
-    none.
+    """A line for each slice that was put in quarantine, for the callers refused, and for each fault that was
+    asked for and did not happen; none where there were none.
     """
     said = [describe_quarantine(record) for record in report.quarantines]
     refused = ", ".join(
@@ -219,6 +226,7 @@ def describe_kept_out(report: Report) -> list[str]:
     )
     if refused:
         said.append(f"refused: {refused}")
+    said += [f"fault {missed.detail} was not injected: {missed.why}" for missed in report.faults_missed]
     return [f"{line[0].upper()}{line[1:]}" for line in said]
 
 

@@ -28,11 +28,13 @@ from elastic.control_channel import bearer, open_channel, read_place
 from elastic.control_pb2_grpc import ControlStub
 from elastic.job import COORDINATOR_FILE, ENV_LEASH_FD, HISTORY_FILE, JobSpec, save_job
 from elastic.protocol import CONTROL_CODEC
-from elastic.records import FaultInjected, Record, RunEnded, WorkerEvent, decode_record
+from elastic.records import FaultInjected, Record, RunEnded, ServiceStarted, decode_record
+from elastic.worker_process import PID_FILE, start_time
 from reshard.errors import ElasticError, JobFailedError
 from snapshot.job import JobLock
 
 _PR_SET_CHILD_SUBREAPER = 36
+SPARE_PID_FILE = "spare.pid"
 POLL_S = 0.05
 STOP_GRACE_S = 2.0
 FAILED_GRACE_S = 1.0
@@ -76,7 +78,7 @@ class Launcher:
         self._leash_read, self._leash_write = os.pipe()
         self._coordinator: subprocess.Popen[bytes] | None = None
         self._agents: dict[int, subprocess.Popen[bytes]] = {}
-        self._worker_pids: dict[int, int] = {}
+        self._service_pid: int | None = None
         self._interrupts = 0
         self._completed = False
         self._stop_by_s: float | None = None
@@ -84,8 +86,8 @@ class Launcher:
     # ---- what the chaos tooling may aim at ----
 
     def worker_pid(self, slice_index: int) -> int | None:
-        """The process of a slice's worker."""
-        return self._worker_pids.get(slice_index)
+        """The process of a slice's worker, also of one that is only just starting."""
+        return _pid_in(self.arena(slice_index) / PID_FILE)
 
     def agent_pid(self, slice_index: int) -> int | None:
         """The process of a slice's agent."""
@@ -100,6 +102,19 @@ class Launcher:
         """Have an injected fault written into the history."""
         name, body = CONTROL_CODEC.encode(fault)
         self._call("Note", pb.Envelope(slice_index=-1, kind=name, body=body))
+
+    def spare_pid(self, slice_index: int) -> int | None:
+        """The process of a slice's warm spare."""
+        return _pid_in(self.arena(slice_index) / SPARE_PID_FILE)
+
+    def coordinator_pid(self) -> int | None:
+        """The process of the coordinator."""
+        coordinator = self._coordinator
+        return coordinator.pid if coordinator is not None and coordinator.poll() is None else None
+
+    def service_pid(self) -> int | None:
+        """The process of the runtime service of the present world."""
+        return self._service_pid
 
     # ---- the run ----
 
@@ -148,10 +163,12 @@ class Launcher:
 
     def _follow(self, listeners: list[Listener]) -> RunEnded:
         tail = HistoryTail(self.spec.directory / HISTORY_FILE)
+        poll_s = min((getattr(listener, "poll_s", POLL_S) for listener in listeners), default=POLL_S)
+        next_look_s = time.monotonic()
         while True:
             for record in tail.read():
-                if isinstance(record, WorkerEvent) and record.pid:
-                    self._worker_pids[record.slice_index] = record.pid
+                if isinstance(record, ServiceStarted):
+                    self._service_pid = record.pid or None
                 for listener in listeners:
                     listener.feed(record)
                 if isinstance(record, RunEnded):
@@ -166,8 +183,10 @@ class Launcher:
                 )
             if self._stop_by_s is not None and time.monotonic() > self._stop_by_s:
                 raise JobFailedError("interrupted", remedy="Everything it started was ended.")
-            self._supervise()
-            time.sleep(POLL_S)
+            if time.monotonic() >= next_look_s:
+                next_look_s = time.monotonic() + POLL_S
+                self._supervise()
+            time.sleep(poll_s)
 
     def _supervise(self) -> None:
         """Start agents again that have died: they re-adopt what they left behind."""
@@ -220,14 +239,7 @@ class Launcher:
         self._lock.unlink()
 
     def _is_script_at_work(self) -> bool:
-        for index in self._agents:
-            with contextlib.suppress(OSError, msgspec.MsgspecError):
-                left = msgspec.json.decode(
-                    (self.arena(index) / "worker.pid").read_bytes(), type=dict[str, int]
-                )
-                if Path(f"/proc/{left['pid']}").exists():
-                    return True
-        return False
+        return any(self.worker_pid(index) is not None for index in self._agents)
 
     @staticmethod
     def _become_reaper() -> None:
@@ -235,6 +247,15 @@ class Launcher:
         sight.
         """
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _pid_in(path: Path) -> int | None:
+    """The process that an agent has written there, None when it has ended."""
+    try:
+        told = msgspec.json.decode(path.read_bytes(), type=dict[str, int])
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return told["pid"] if start_time(told["pid"]) == told["start_time"] else None
 
 
 def _children() -> set[int]:

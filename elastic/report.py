@@ -20,6 +20,7 @@ from elastic.history_recoveries import build_recoveries, real_worlds
 from elastic.history_samples import audit_samples
 from elastic.history_verdicts import judge
 from elastic.records import (
+    FaultMissed,
     MessageRefused,
     PersistFailed,
     PhaseEntered,
@@ -106,6 +107,7 @@ def build_report(records: Sequence[Record]) -> Report:
         invariants=judge(records, lineage, audit),
         quarantines=tuple(of_kind(records, SliceQuarantined)),
         refused=count_refused(of_kind(records, MessageRefused)),
+        faults_missed=tuple(of_kind(records, FaultMissed)),
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from elastic.records import SliceQuarantined
+from elastic.records import FaultMissed, SliceQuarantined
 from reshard.boxes import Box
 
 SCHEMA = 1
@@ -191,6 +191,8 @@ class Report:
     """Slices that were kept away because they were lost again and again, in order."""
     refused: dict[str, dict[str, int]] = field(default_factory=dict)
     """Messages and callers that were refused, by surface and reason."""
+    faults_missed: tuple[FaultMissed, ...] = ()
+    """Faults that were asked for and did not happen, and why not."""
 
     @property
     def broken(self) -> tuple[str, ...]:

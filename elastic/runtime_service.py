@@ -38,6 +38,7 @@ class ServicePool:
         self._running: list[subprocess.Popen[str]] = []
         self._warm: list[subprocess.Popen[str]] = []
         self._closed = False
+        self._pids: dict[int, int] = {}
         self.refill()
 
     def start(self, generation: int, num_processes: int) -> None:
@@ -51,6 +52,10 @@ class ServicePool:
         while len(self._running) > KEPT_GENERATIONS:
             _end(self._running.pop(0))
         threading.Thread(target=self._serve, args=(process, generation, num_processes), daemon=True).start()
+
+    def pid_of(self, generation: int) -> int:
+        """The process that serves a generation, once it is ready; 0 where none is needed."""
+        return self._pids.get(generation, 0)
 
     def refill(self) -> None:
         """Warm processes for the next generations; not during a recovery, whose processors it would share."""
@@ -67,6 +72,7 @@ class ServicePool:
         for attempt in range(ATTEMPTS):
             address = _start_service(process, num_processes, self._bind_host)
             if address is not None:
+                self._pids[generation] = process.pid
                 self._on_ready(generation, address)
                 return
             if attempt + 1 < ATTEMPTS and not self._closed:

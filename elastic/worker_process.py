@@ -17,6 +17,8 @@ import msgspec
 from elastic.job import ENV_DIRECTORY, ENV_LEASH_FD, ENV_SLICE, JobSpec
 from elastic.leash import leash_fd
 
+PID_FILE = "worker.pid"
+"""In a host's arena: which process its worker is."""
 LEASE_EXIT_STATUS = 75
 """A worker's exit status when it ended itself for want of an agent (EX_TEMPFAIL)."""
 

@@ -33,7 +33,7 @@ def test_report_file_has_the_fields_of_schema_1(tmp_path):
     written = json.loads(path.read_text())
     assert path == tmp_path / "report.json"
     assert set(written) == {
-        *("schema", *SHAPE, "goodput", "recoveries", "invariants", "quarantines", "refused")
+        *("schema", *SHAPE, "goodput", "recoveries", "invariants", "quarantines", "refused", "faults_missed")
     }
     assert written["schema"] == 1
     for name, fields in SHAPE.items():
