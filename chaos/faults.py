@@ -1,9 +1,13 @@
 """Faults as data: what happens, to whom, when, and how it heals; and how a command line says it.
 
-    KIND:TARGET@WHEN[,heal=SECONDS]
+    KIND:TARGET@WHEN[,round=K][,heal=SECONDS]
 
     TARGET  slice=1  slice=0+2  agent=1  spare=1  coordinator  service
     WHEN    step=60  phase=FENCING  phase=REPLAYING,nth=2
+
+A *round* begins when the world is whole: the first one with the first world, the next one when all slices are
+back after a loss. A fault of round K waits for it, and counts steps and recoveries from there: so several
+faults, and what they lead to, come one after the other in one run, however long each takes.
 
 `kill:slice=1@step=60` is SIGKILL of slice 1's worker while step 60 runs; docs/chaos.md has them all.
 """
@@ -31,33 +35,49 @@ _FORM = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtStep:
-    """At a moment of a seed's choice while this step runs."""
+    """At a moment of a seed's choice while this step runs; with a `round`, so many steps after its begin."""
 
     step: int
+    round: int | None = None
 
     def __post_init__(self) -> None:
+        _check_round(self.round)
         if self.step < 0:
             raise UsageError(f"a fault at step {self.step}: steps count from 0")
 
     def __str__(self) -> str:
-        return f"step={self.step}"
+        return f"step={self.step}{_round_text(self.round)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtPhase:
-    """As soon as a recovery enters this phase: the first one that does, or the `nth` of the run (from 1)."""
+    """As soon as a recovery enters this phase: the first one that does, or the `nth` (from 1), of the run or
+    of the `round`.
+    """
 
     phase: str
     nth: int | None = None
+    round: int | None = None
 
     def __post_init__(self) -> None:
+        _check_round(self.round)
         if self.phase not in (*PHASES, JOINING):
             raise UsageError(f"no phase is called {self.phase!r} (there are {', '.join((*PHASES, JOINING))})")
         if self.nth is not None and self.nth < 1:
             raise UsageError(f"nth={self.nth}: recoveries count from 1")
 
     def __str__(self) -> str:
-        return f"phase={self.phase}" + ("" if self.nth is None else f",nth={self.nth}")
+        nth = "" if self.nth is None else f",nth={self.nth}"
+        return f"phase={self.phase}{nth}{_round_text(self.round)}"
+
+
+def _check_round(number: int | None) -> None:
+    if number is not None and number < 1:
+        raise UsageError(f"round={number}: rounds count from 1")
+
+
+def _round_text(number: int | None) -> str:
+    return "" if number is None else f",round={number}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,21 +132,21 @@ def parse_fault(text: str, num_slices: int) -> Fault:
     kind, role = match["kind"], match["role"]
     if (kind, role) == ("agent", "slice"):  # as it was written before agents were targets
         kind, role = "kill", "agent"
-    heal_s, nth = _options(text, match["options"])
+    heal_s, nth, round_ = _options(text, match["options"])
     at: AtStep | AtPhase
     if match["when"] == "phase":
-        at = AtPhase(phase=match["value"].upper(), nth=nth)
+        at = AtPhase(phase=match["value"].upper(), nth=nth, round=round_)
     elif not match["value"].isdecimal():
         raise UsageError(f"{text}: {match['value']!r} is no step")
     elif nth is not None:
         raise UsageError(f"{text}: nth= is for phases, a step comes once")
     else:
-        at = AtStep(step=int(match["value"]))
+        at = AtStep(step=int(match["value"]), round=round_)
     return Fault(kind=kind, role=cast("Role", role), slices=slices, at=at, heal_s=heal_s)
 
 
-def _options(text: str, written: str) -> tuple[float | None, int | None]:
-    heal_s, nth = None, None
+def _options(text: str, written: str) -> tuple[float | None, int | None, int | None]:
+    heal_s, nth, round_ = None, None, None
     for option in written.split(",")[1:]:
         name, _, value = option.partition("=")
         try:
@@ -134,11 +154,13 @@ def _options(text: str, written: str) -> tuple[float | None, int | None]:
                 heal_s = float(value.removesuffix("s"))
             elif name == "nth":
                 nth = int(value)
+            elif name == "round":
+                round_ = int(value)
             else:
-                raise UsageError(f"{text}: no option is called {name!r} (there are heal, nth)")
+                raise UsageError(f"{text}: no option is called {name!r} (there are heal, nth, round)")
         except ValueError as error:
             raise UsageError(f"{text}: {value!r} is no value for {name}") from error
-    return heal_s, nth
+    return heal_s, nth, round_
 
 
 def parse_faults(texts: Sequence[str], num_slices: int) -> tuple[Fault, ...]:

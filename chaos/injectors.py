@@ -5,26 +5,17 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from chaos.faults import JOINING, AtPhase, AtStep, Fault, parse_faults
+from chaos.course import Course
+from chaos.faults import JOINING, AtPhase, Fault, parse_faults
 from chaos.signals import Heal, strike
 from chaos.targets import SimulatedTargets, Targets
-from elastic.records import (
-    FaultInjected,
-    FaultMissed,
-    PhaseEntered,
-    Record,
-    StepCommitted,
-    WorkerEvent,
-    WorldFormed,
-)
+from elastic.records import FaultInjected, FaultMissed, Record
 
 __all__ = ["ArmedFaults", "Injector", "SimulatedTargets", "Targets", "injector"]
 
 NOTE_AGAIN_S = 0.2
-JOINING_S = 2.0
-"""A joining worker is struck within so long of its start: while it imports, connects, or is just ready."""
 FIND_S = 2.0
 """How long a target that is not there (a worker that is only just being started) is waited for."""
 
@@ -43,10 +34,7 @@ class ArmedFaults:
         self._waiting = list(faults)
         self._targets = targets
         self._random = random.Random(seed)
-        self._real = False
-        self._running = False
-        self._step_s = 0.0
-        self._num_recoveries = 0
+        self._course = Course()
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._told: list[FaultInjected | FaultMissed] = []
@@ -54,21 +42,13 @@ class ArmedFaults:
 
     def feed(self, record: Record) -> None:
         """Take in the next record of the history; let strike what is due."""
-        if isinstance(record, WorldFormed):
-            self._real = record.mode != "rehearsal"
-        elif isinstance(record, StepCommitted):
-            self._step_s = record.step_s
-            self._fire(
-                lambda at: isinstance(at, AtStep) and at.step <= record.step + 1, within_s=record.step_s
-            )
-        elif isinstance(record, PhaseEntered) and self._real:
-            self._enter(record.phase)
-        elif isinstance(record, WorkerEvent) and record.state == "started" and self._step_s > 0:
-            self._fire(
-                lambda at: isinstance(at, AtPhase) and at.phase == JOINING,
-                within_s=JOINING_S,
-                slice_index=record.slice_index,
-            )
+        moment = self._course.take(record)
+        if moment is None:
+            return
+        for fault in [fault for fault in self._waiting if moment.is_for(fault)]:
+            self._waiting.remove(fault)
+            delay_s = self._random.random() * moment.within_s
+            threading.Thread(target=self._inject, args=(fault, delay_s), name="fault", daemon=True).start()
 
     def close(self) -> list[FaultInjected | FaultMissed]:
         """The run is over: what is not in its history, to be written there. Nothing strikes from now on."""
@@ -80,32 +60,6 @@ class ArmedFaults:
             ]
             self._waiting = []
             return [*self._told, *missed]
-
-    def _enter(self, phase: str) -> None:
-        if phase == "REPLAYING" and self._step_s == 0:
-            self._fire(lambda at: isinstance(at, AtStep) and at.step == 0)
-        if phase == "RUNNING":
-            self._running = True
-        elif self._running and phase in ("SUSPECT", "FENCING"):
-            self._running = False
-            self._num_recoveries += 1
-        if self._num_recoveries:
-            number = self._num_recoveries
-            self._fire(lambda at: isinstance(at, AtPhase) and at.phase == phase and at.nth in (None, number))
-
-    def _fire(
-        self,
-        is_due: Callable[[AtStep | AtPhase], bool],
-        *,
-        within_s: float = 0.0,
-        slice_index: int | None = None,
-    ) -> None:
-        for fault in [fault for fault in self._waiting if is_due(fault.at)]:
-            if slice_index is not None and slice_index not in fault.slices:
-                continue
-            self._waiting.remove(fault)
-            delay_s = self._random.random() * within_s
-            threading.Thread(target=self._inject, args=(fault, delay_s), name="fault", daemon=True).start()
 
     def _inject(self, fault: Fault, delay_s: float) -> None:
         if delay_s:

@@ -21,6 +21,7 @@ from elastic.records import (
     FaultInjected,
     FaultMissed,
     PhaseEntered,
+    RunStarted,
     StepCommitted,
     WorkerEvent,
     WorldFormed,
@@ -108,6 +109,8 @@ def process():
         "kill:coordinator@step=60",
         "stop:service@phase=REPLAYING,nth=2,heal=1.5",
         "kill:slice=1@phase=JOINING",
+        "kill:slice=1@step=3,round=2",
+        "kill:slice=1@phase=FENCING,nth=1,round=2",
     ],
 )
 def test_fault_prints_as_it_was_written(text: str) -> None:
@@ -136,6 +139,7 @@ def test_old_way_to_write_the_death_of_an_agent_still_means_it() -> None:
         ("stop:slice=1@step=1,heal=x.y", "'x.y' is no value for heal"),
         ("kill:slice=1@step=1,nth=2", "nth= is for phases"),
         ("kill:slice=1@phase=FENCING,nth=0", "count from 1"),
+        ("kill:slice=1@step=1,round=0", "rounds count from 1"),
         ("kill:slice=1@step=1,often=2", "no option is called 'often'"),
     ],
 )
@@ -154,8 +158,16 @@ def test_catalogue_says_of_each_kind_what_it_does_and_how_it_heals() -> None:
         assert set(kind.roles) <= set(ROLES)
 
 
+RECOVERY = ("FENCING", "PLANNING", "REBUILDING", "REPLAYING", "RUNNING")
+STARTED = RunStarted(
+    unix_s=0.0, run_id="r", adapter="a", in_place="no", simulated_faults=False, slices=2, min_slices=1,
+    devices_per_host=1, replicas=2, seed=0, target_steps=None,
+)  # fmt: skip
+
+
 def arm(text: str, targets: OneProcess) -> ArmedFaults:
     armed = ArmedFaults([parse_fault(text, 3)], targets, seed=1)
+    armed.feed(STARTED)
     armed.feed(WORLD)
     return armed
 
@@ -213,12 +225,29 @@ def test_host_takes_the_processes_below_it_and_its_memory_along(tmp_path: Path) 
 
 def test_fault_at_a_phase_waits_for_a_recovery_and_counts_them(process: subprocess.Popen[bytes]) -> None:
     armed = arm("kill:slice=0@phase=REBUILDING,nth=2", OneProcess(process.pid))
-    start = ["FENCING", "PLANNING", "REBUILDING", "REPLAYING", "RUNNING"]
-    for name in [*start, "SUSPECT", *start]:
+    for name in [*RECOVERY, "SUSPECT", *RECOVERY]:
         armed.feed(phase(name))
     assert process.poll() is None
     armed.feed(phase("FENCING"))
     armed.feed(phase("REBUILDING"))
+    assert process.wait(timeout=10) == -signal.SIGKILL
+
+
+def test_fault_of_a_round_waits_until_all_slices_are_back(process: subprocess.Popen[bytes]) -> None:
+    armed = arm("kill:slice=0@step=1,round=2", OneProcess(process.pid))
+    for name in RECOVERY:
+        armed.feed(phase(name))
+    for step in range(4):
+        armed.feed(committed(step))
+    smaller = dataclasses.replace(WORLD, slices=(0,), mode="in-place")
+    for world, first in ((smaller, 4), (WORLD, 8)):
+        armed.feed(phase("FENCING"))
+        armed.feed(world)
+        armed.feed(phase("REPLAYING"))
+        armed.feed(committed(first))
+        armed.feed(phase("RUNNING"))
+        assert process.poll() is None
+    armed.feed(committed(9))
     assert process.wait(timeout=10) == -signal.SIGKILL
 
 
