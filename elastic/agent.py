@@ -126,7 +126,7 @@ class Agent:
             self._arena,
             token,
             lambda: self.generation,
-            bind_host=spec.bind_host,
+            bind_host=spec.bind_host_of(slice_index),
             tls=spec.tls,
             on_refused=partial(self._refused.count, "data-plane"),
         )
@@ -271,6 +271,8 @@ class Agent:
             self._to_worker(Heartbeat(unix_s=time.time()))
             for told in self._refused.take() if self._stream.is_attached else ():
                 self._stream.send(self.generation, told)
+        if self._stream.is_mute() and not self._stream.job_ended:
+            self._attach()  # packets are lost without a word: the old connection would be tried for minutes
         if self._worker is None or self._ending or self._stream.job_ended:
             return
         if self._stream.is_silent_for(self._spec.lease_s):

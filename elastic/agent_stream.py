@@ -22,6 +22,8 @@ from reshard.errors import RetryLaterError
 
 FIRST_PAUSE_S = 0.02
 MAX_PAUSE_S = 2.0
+MUTE_S = 5.0
+"""A coordinator shows life every 2 s; one that has not for so long is connected to anew."""
 
 
 class StreamLost:
@@ -40,6 +42,7 @@ class CoordinatorStream:
         self._channel: grpc.Channel | None = None
         self._heard_s = time.monotonic()
         self._failures = 0
+        self._attached_s = self._heard_s
         self.is_attached = False
         self.job_ended = False
 
@@ -48,6 +51,7 @@ class CoordinatorStream:
         coordinator.
         """
         self.close()
+        self._attached_s = time.monotonic()
         outbox: queue.SimpleQueue[pb.Envelope | None] = queue.SimpleQueue()
         outbox.put(self._envelope(generation, first))  # before anything that another thread sends
         self._outbox = outbox
@@ -67,6 +71,10 @@ class CoordinatorStream:
     def _envelope(self, generation: int, event: Any) -> pb.Envelope:
         name, body = CONTROL_CODEC.encode(event)
         return pb.Envelope(generation=generation, slice_index=self._slice, kind=name, body=body)
+
+    def is_mute(self) -> bool:
+        """Whether nothing has come for so long, over a stream that is that old, that it counts as broken."""
+        return self.is_attached and time.monotonic() - max(self._heard_s, self._attached_s) > MUTE_S
 
     def is_silent_for(self, lease_s: float) -> bool:
         """Whether nothing was heard from the coordinator for so long."""

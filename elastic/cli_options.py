@@ -146,6 +146,13 @@ _JOB_OPTIONS = (
         help="No step for so long (and longer than steps take): end the slices that hang; or 'never'.",
     ),
     click.option(
+        "--lease-s",
+        type=click.FloatRange(min=0),
+        default=30.0,
+        show_default=True,
+        help="How long a worker goes on that hears from nobody who decides; then it stops itself.",
+    ),
+    click.option(
         "--shm-dir",
         type=click.Path(path_type=Path),
         default=Path("/dev/shm"),

@@ -92,6 +92,8 @@ def _agent_attached(turn: Turn, event: AgentAttached) -> None:
     found = event.worker in (WorkerState.IN_WORLD, WorkerState.READY)
     same = known and found and event.worker_pid == member.worker_pid
     turn.change(uncovered="")
+    if turn.is_world_away():
+        _wait_anew(turn)
     turn.update(index, attached=True, gone_since_s=None)
     if same:
         # Adopted by a new agent: nothing was lost, unless it left its world meanwhile.
@@ -111,6 +113,13 @@ def _agent_attached(turn: Turn, event: AgentAttached) -> None:
             return
         turn.update(index, worker=event.worker, worker_pid=event.worker_pid, respawning=False)
     turn.repeat_orders(index)
+
+
+def _wait_anew(turn: Turn) -> None:
+    """The first of a world that could not be reached is back: so may the others be in a moment."""
+    for other in turn.state.members:
+        if other.gone_since_s is not None:
+            turn.update(other.slice_index, gone_since_s=turn.now.mono_s)
 
 
 def _agent_lost(turn: Turn, event: AgentLost) -> None:

@@ -29,13 +29,15 @@ from elastic.control_pb2_grpc import ControlStub
 from elastic.job import COORDINATOR_FILE, ENV_LEASH_FD, HISTORY_FILE, JobSpec, save_job
 from elastic.protocol import CONTROL_CODEC
 from elastic.records import FaultInjected, Record, RunEnded, ServiceStarted, decode_record
-from elastic.worker_process import PID_FILE, start_time
+from elastic.worker_process import PID_FILE, is_stopped, start_time
 from reshard.errors import ElasticError, JobFailedError
 from snapshot.job import JobLock
 
 _PR_SET_CHILD_SUBREAPER = 36
 SPARE_PID_FILE = "spare.pid"
 POLL_S = 0.05
+AGENT_STOPPED_S = 6.0
+"""How long an agent may be stopped (SIGSTOP) before it is replaced: longer than its slice is waited for."""
 STOP_GRACE_S = 2.0
 FAILED_GRACE_S = 1.0
 
@@ -79,6 +81,7 @@ class Launcher:
         self._coordinator: subprocess.Popen[bytes] | None = None
         self._agents: dict[int, subprocess.Popen[bytes]] = {}
         self._service_pid: int | None = None
+        self._stopped_since_s: dict[int, float] = {}
         self._interrupts = 0
         self._completed = False
         self._stop_by_s: float | None = None
@@ -143,16 +146,22 @@ class Launcher:
 
     def _start_agent(self, slice_index: int) -> None:
         self._agents[slice_index] = self._spawn(
-            f"agent-{slice_index}", "elastic.agent", str(self.spec.directory), str(slice_index)
+            f"agent-{slice_index}",
+            "elastic.agent",
+            str(self.spec.directory),
+            str(slice_index),
+            prefix=self.spec.on_host(slice_index),
         )
 
-    def _spawn(self, name: str, module: str, *arguments: str) -> subprocess.Popen[bytes]:
+    def _spawn(
+        self, name: str, module: str, *arguments: str, prefix: tuple[str, ...] = ()
+    ) -> subprocess.Popen[bytes]:
         log_path = self.spec.directory / "logs" / f"{name}.log"
         log_path.parent.mkdir(parents=True, exist_ok=True)
         environment = os.environ | {ENV_LEASH_FD: str(self._leash_read)}
         with log_path.open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
+                [*prefix, sys.executable, "-m", module, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -189,8 +198,15 @@ class Launcher:
             time.sleep(poll_s)
 
     def _supervise(self) -> None:
-        """Start agents again that have died: they re-adopt what they left behind."""
+        """Start agents again that have died: they re-adopt what they left behind. One that is stopped for
+        long is ended: it would keep its host out of the job for good.
+        """
+        now_s = time.monotonic()
         for index, agent in list(self._agents.items()):
+            if not is_stopped(agent.pid):
+                self._stopped_since_s.pop(index, None)
+            elif now_s - self._stopped_since_s.setdefault(index, now_s) >= AGENT_STOPPED_S:
+                agent.kill()
             if agent.poll() is not None and self._stop_by_s is None:
                 self._start_agent(index)
         own = {child.pid for child in [*self._agents.values(), self._coordinator] if child is not None}

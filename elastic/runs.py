@@ -15,7 +15,7 @@ from elastic.adapters import find_adapter, find_injector
 from elastic.cadence import EVERY_STEP, Cadence
 from elastic.display import LiveDisplay
 from elastic.history import HistoryWriter
-from elastic.job import HISTORY_FILE, JobSpec, PersistSpec, hold_directory, new_job_id
+from elastic.job import HISTORY_FILE, WORKER_SILENT_S, JobSpec, PersistSpec, hold_directory, new_job_id
 from elastic.launcher import Launcher, Listener
 from elastic.ports import JobLauncher, OneProcessAdapter
 from elastic.records import Record, RunEnded, read_history
@@ -34,6 +34,15 @@ EXIT_INVARIANT = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostsSpec:
+    """Where things run and listen; see `JobSpec`."""
+
+    bind_host: str = "127.0.0.1"
+    prefix: tuple[str, ...] = ()
+    agent_bind_host: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
     """What the command line asks for."""
 
@@ -48,6 +57,8 @@ class Wanted:
     persist: PersistSpec | None = None
     tls: TlsFiles | None = None
     cadence: Cadence = EVERY_STEP
+    hosts: HostsSpec = HostsSpec()
+    lease_s: float = 30.0
 
 
 def run_job(wanted: Wanted) -> int:
@@ -142,6 +153,11 @@ def prepare(wanted: Wanted) -> tuple[JobSpec, Sequence[Any]]:
         copy_threads=None if adapter.one_process else copy_threads(wanted.config.num_slices),
         tls=wanted.tls,
         cadence=wanted.cadence,
+        bind_host=wanted.hosts.bind_host,
+        host_prefix=wanted.hosts.prefix,
+        agent_bind_host=wanted.hosts.agent_bind_host,
+        lease_s=wanted.lease_s,
+        worker_silent_s=min(WORKER_SILENT_S, wanted.lease_s * 2 / 3),
     )
     environment = adapter.worker_environment(spec)
     fields = {name: getattr(spec, name) for name in spec.__dataclass_fields__}

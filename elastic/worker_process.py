@@ -33,6 +33,14 @@ def start_time(pid: int) -> int:
         return -1
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped (SIGSTOP)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except (OSError, IndexError):
+        return False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerExit:
     """How a worker ended: an exit status, or minus the signal's number; None when it was not our child."""
@@ -100,11 +108,7 @@ class WorkerProcess:
 
     def is_stopped(self) -> bool:
         """Whether the process is stopped (SIGSTOP): it cannot do anything until somebody continues it."""
-        try:
-            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            return False
-        return fields[0] == "T"
+        return is_stopped(self.pid)
 
     def kill(self) -> None:
         """End it now."""

@@ -4,14 +4,16 @@ lost or repeated, whatever happened on the way; and it goes on until all that wa
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from real_runs import BOUND_S, Run, finish, left_behind, processes_naming, start
 
-from elastic.records import FaultInjected, PhaseEntered, WorldFormed, of_kind, read_history
+from elastic.records import FaultInjected, PhaseEntered, Record, WorldFormed, of_kind, read_history
 from reshard.errors import UsageError
 
 STEPS = 500
@@ -58,7 +60,7 @@ class Watch:
     """Looks on until all faults have struck and the world is whole, then lets the job come to its end."""
 
     def __init__(self, directory: Path, over: Path, num_faults: int, slices: int) -> None:
-        self._directory, self._over = directory, over
+        self._directory, self.over = directory, over
         self._num_faults, self._slices = num_faults, slices
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
@@ -72,7 +74,7 @@ class Watch:
     def _look(self) -> None:
         while not self._ended.wait(0.1):
             if self._is_over():
-                self._over.touch()
+                self.over.touch()
                 return
 
     def _is_over(self) -> bool:
@@ -91,6 +93,7 @@ class Watch:
         return is_whole and records[-1].unix_s > last + SETTLE_S
 
 
+NEVER = 1 << 30
 SETTLE_S = 3.0
 """What a fault leads to has begun by then."""
 
@@ -102,16 +105,18 @@ def launch(
     slices: int = 3,
     steps: int = STEPS,
     pace_s: float = PACE_S,
+    prefix: Sequence[str] = (),
+    watched: bool = True,
 ) -> tuple[subprocess.Popen[str], Path, Watch]:
-    """Start the job with these faults, in the background."""
+    """Start the job with these faults, in the background. Unless `watched`, the caller touches `Watch.over`."""
     tmp_path.mkdir(parents=True, exist_ok=True)
     script, out, over = tmp_path / "train.py", tmp_path / "run", tmp_path / "over"
     text = SCRIPT.replace("OVER_PATH", repr(str(over))).replace("PACE", str(pace_s))
     script.write_text(text.replace("NUM_STEPS", str(steps)))
     wanted = [word for fault in faults for word in ("--fault", fault)]
     arguments = ["--slices", str(slices), "--rejoin-after-steps", "0", *wanted, *options]
-    process = start(out, "launch", "--out", str(out), *arguments, "--", str(script))
-    return process, out, Watch(out, over, len(faults), slices)
+    process = start(out, "launch", "--out", str(out), *arguments, "--", str(script), prefix=prefix)
+    return process, out, Watch(out, over, len(faults) if watched else NEVER, slices)
 
 
 def run_with(
@@ -123,6 +128,22 @@ def run_with(
         return finish(process, out, timeout_s=timeout_s)
     finally:
         watch.close()
+
+
+def wait_records(
+    directory: Path, condition: Callable[[list[Record]], object], bound_s: float = BOUND_S
+) -> list[Record]:
+    """Wait until the history of a run is so; returns it."""
+    deadline_s = time.monotonic() + bound_s
+    waiting = threading.Event()
+    while True:
+        records: list[Record] = []
+        with contextlib.suppress(OSError, UsageError):
+            records = list(read_history(directory / "events.jsonl"))
+        if condition(records):
+            return records
+        assert time.monotonic() < deadline_s, f"not so within {bound_s} s: {records[-5:]}"
+        waiting.wait(0.1)
 
 
 def assert_survived(run: Run, digest: str, steps: int = STEPS) -> None:
@@ -141,4 +162,4 @@ def assert_survived(run: Run, digest: str, steps: int = STEPS) -> None:
     assert processes_naming(str(run.directory)) == []
 
 
-__all__ = ["Watch", "assert_survived", "launch", "run_with"]
+__all__ = ["wait_records", "Watch", "assert_survived", "launch", "run_with"]

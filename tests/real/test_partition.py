@@ -1,0 +1,136 @@
+"""The network breaks in two: one side goes on, the other stops itself and comes back as new when it is healed.
+
+Each slice is a host of its own, a network namespace; a cut loses packets without a word.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fault_jobs import assert_survived, launch, run_with, wait_records
+from real_runs import Run, finish
+
+from chaos.namespaces import HUB, NamespaceNet, what_is_missing
+from elastic.records import LossDetected, Record, StepCommitted, WorkerEvent, WorldFormed, of_kind
+from elastic.worker_process import start_time
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(bool(what_is_missing()), reason=what_is_missing()),
+]
+
+BOUND_S = 300.0
+LEASE_S = 10.0
+STEPS = 500
+
+
+@pytest.fixture(scope="module")
+def digests(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The final state of an undisturbed run, whatever its number of slices: its sums are exact."""
+    run = run_with(tmp_path_factory.mktemp("calm"), [], slices=2)
+    assert run.status == 0, run.output
+    return run.report.final.state_digest
+
+
+@pytest.fixture
+def net() -> Iterator[NamespaceNet]:
+    with NamespaceNet(f"eft{os.getpid() % 100000}", 3) as made:
+        yield made
+
+
+class Job:
+    """A running job on the hosts of a net, and how far it has come."""
+
+    def __init__(self, net: NamespaceNet, tmp_path: Path, slices: int, *options: str) -> None:
+        where = ("--bind-host", net.address(HUB), "--agent-bind-host", net.agent_bind_host)
+        self.slices = slices
+        self._process, self.directory, self._watch = launch(
+            tmp_path,
+            [],
+            *where,
+            *("--host-prefix", net.host_prefix, "--lease-s", str(LEASE_S), *options),
+            slices=slices,
+            prefix=net.hub_prefix,
+            watched=False,
+        )
+
+    def wait(self, condition: Callable[[list[Record]], object]) -> list[Record]:
+        return wait_records(self.directory, condition, BOUND_S)
+
+    def wait_steps(self, num: int = 5) -> list[Record]:
+        """Wait for so many more steps than there are now."""
+        now = newest(self.wait(lambda records: records))
+        return self.wait(lambda records: newest(records) >= now + num)
+
+    def finish(self) -> Run:
+        self._watch.over.touch()
+        try:
+            return finish(self._process, self.directory, timeout_s=BOUND_S)
+        finally:
+            self._watch.close()
+
+
+def newest(records: list[Record]) -> int:
+    return max((record.step for record in of_kind(records, StepCommitted)), default=-1)
+
+
+def worker_pid(records: list[Record], index: int) -> int:
+    return [e.pid for e in of_kind(records, WorkerEvent) if e.slice_index == index and e.state == "ready"][-1]
+
+
+def is_whole(records: list[Record], slices: int) -> bool:
+    return len(of_kind(records, WorldFormed)[-1].slices) == slices
+
+
+@pytest.mark.parametrize(("slices", "cut_off"), [(3, 1), (2, 0)])
+def test_slice_cut_off_stops_itself_and_comes_back_as_new_while_the_others_go_on(
+    net: NamespaceNet, tmp_path: Path, digests: str, slices: int, cut_off: int
+) -> None:
+    job = Job(net, tmp_path, slices)
+    records = job.wait_steps()
+    pid = worker_pid(records, cut_off)
+    net.cut_off([cut_off])
+    records = job.wait(lambda records: of_kind(records, LossDetected))
+    (loss,) = of_kind(records, LossDetected)
+    assert (loss.slice_index, loss.detector) == (cut_off, "agent-heartbeat")
+    job.wait_steps()
+    job.wait(lambda _: start_time(pid) == -1)  # nobody could tell it: its lease has run out
+    assert not is_whole(job.wait_steps(1), slices)
+    net.heal()
+    records = job.wait(lambda records: is_whole(records, slices))
+    job.wait_steps()
+    assert worker_pid(records, cut_off) != pid
+    assert_survived(job.finish(), digests)
+
+
+def test_cut_between_two_workers_holds_the_step_up_and_costs_nothing_once_healed(
+    net: NamespaceNet, tmp_path: Path, digests: str
+) -> None:
+    job = Job(net, tmp_path, 3)
+    before = newest(job.wait_steps())
+    net.cut(1, 2)
+    job.wait(lambda _: len(of_kind(job.wait(lambda r: r), StepCommitted)) > 0 and _is_held_up(job, before))
+    net.heal()
+    job.wait_steps()
+    job.wait(lambda records: is_whole(records, 3))
+    assert_survived(job.finish(), digests)
+
+
+def test_coordinator_out_of_everybodys_reach_for_less_than_the_lease_stops_no_training(
+    net: NamespaceNet, tmp_path: Path, digests: str
+) -> None:
+    job = Job(net, tmp_path, 3)
+    job.wait_steps()
+    net.cut_off([HUB])
+    job.wait(lambda _: False if not _is_silent(job) else True)
+    net.heal()
+    job.wait_steps()
+    run = job.finish()
+    assert_survived(run, digests)
+    assert of_kind(run.records, LossDetected) == []
+    assert run.report.recoveries == ()
