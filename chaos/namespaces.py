@@ -98,9 +98,10 @@ class NamespaceNet:
 
     def cut_off(self, parties: Iterable[Party]) -> None:
         """Cut these parties off from all others; among themselves they are connected."""
-        inside = set(parties)
+        inside: set[Party] = set(parties)
+        everybody: tuple[Party, ...] = (HUB, *self.hosts)
         for one in inside:
-            for other in (HUB, *self.hosts):
+            for other in everybody:
                 if other not in inside:
                     self.cut(one, other)
 

@@ -108,7 +108,7 @@ def launch(
     prefix: Sequence[str] = (),
     watched: bool = True,
 ) -> tuple[subprocess.Popen[str], Path, Watch]:
-    """Start the job with these faults, in the background. Unless `watched`, the caller touches `Watch.over`."""
+    """Start the job with these faults, in the background; unless `watched`, the caller touches `over`."""
     tmp_path.mkdir(parents=True, exist_ok=True)
     script, out, over = tmp_path / "train.py", tmp_path / "run", tmp_path / "over"
     text = SCRIPT.replace("OVER_PATH", repr(str(over))).replace("PACE", str(pace_s))
