@@ -30,7 +30,7 @@ BOUND_S = 300.0
 LEASE_S = 10.0
 HELD_UP_S = 6.0
 CUT_STEPS = 20
-"""Paced as they are, these steps take longer than an agent's absence is put up with, and less than the lease."""
+"""Paced as they are, these steps take longer than an agent may be away, and less than the lease."""
 
 
 @pytest.fixture(scope="module")
