@@ -35,6 +35,15 @@ def test_random_faults_have_every_kind_and_phase():
     )
 
 
+def test_random_faults_never_take_the_memory_of_all_hosts_in_a_round():
+    for case in cases(600):
+        hosts = {}
+        for fault in (parse_fault(text, case.slices) for text in case.faults):
+            if fault.kind == "host":
+                hosts.setdefault(fault.at.round, set()).update(fault.slices)
+        assert all(len(lost) < case.slices for lost in hosts.values())
+
+
 @pytest.mark.real
 @pytest.mark.slow
 @pytest.mark.timeout(900)
