@@ -14,6 +14,7 @@ import queue
 import signal
 import sys
 import time
+from collections import deque
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,9 @@ FAILED_GRACE_S = 1.0
 """How long a worker may go on after the job has failed."""
 LOOK_EVERY_S = 0.1
 """How often the worker's process is looked at; what ends it is told by the kernel at once."""
+MAX_COMMITS = 4096
+COMMITS_AGAIN_S = 10.0
+"""Commits told so long before the coordinator was last heard are told again after a break."""
 ADOPT_S = 2.0
 """How long a new agent waits for the worker of an earlier one to connect, before it attaches."""
 
@@ -153,6 +157,7 @@ class Agent:
         self._stream = CoordinatorStream(spec, token, slice_index, self._inbox.put)
         self._over = False
         self._said: dict[type[Any], Any] = {}
+        self._commits: deque[tuple[float, StepTold]] = deque(maxlen=MAX_COMMITS)
         self._end_by_s: float | None = None
         self._beat = Beat(self._send_beat, spec.heartbeat_s, spec.agent_stuck_s)
         self._next_life_s = 0.0
@@ -211,6 +216,11 @@ class Agent:
                 data_address=self._server.address,
             ),
         )
+        # What was under way when the stream broke is lost with it; the history would lack these steps.
+        since_s = self._stream.heard_s - COMMITS_AGAIN_S
+        for sent_s, told in tuple(self._commits):
+            if sent_s >= since_s:
+                self._stream.send(self.generation, told)
         for event in self._said.values():
             if event.generation == self.generation:
                 self._send(event)
@@ -218,6 +228,8 @@ class Agent:
     def _send(self, event: Any) -> None:
         if isinstance(event, _SAID_AGAIN):
             self._said[type(event)] = event
+        if isinstance(event, StepTold):
+            self._commits.append((time.monotonic(), event))
         self._stream.send(self.generation, event)
 
     def _send_beat(self) -> None:

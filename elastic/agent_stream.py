@@ -40,9 +40,9 @@ class CoordinatorStream:
         self._on_item = on_item
         self._outbox: queue.SimpleQueue[pb.Envelope | None] = queue.SimpleQueue()
         self._channel: grpc.Channel | None = None
-        self._heard_s = time.monotonic()
+        self.heard_s = time.monotonic()
         self._failures = 0
-        self._attached_s = self._heard_s
+        self._attached_s = self.heard_s
         self.is_attached = False
         self.job_ended = False
 
@@ -74,11 +74,11 @@ class CoordinatorStream:
 
     def is_mute(self) -> bool:
         """Whether nothing has come for so long, over a stream that is that old, that it counts as broken."""
-        return self.is_attached and time.monotonic() - max(self._heard_s, self._attached_s) > MUTE_S
+        return self.is_attached and time.monotonic() - max(self.heard_s, self._attached_s) > MUTE_S
 
     def is_silent_for(self, lease_s: float) -> bool:
         """Whether nothing was heard from the coordinator for so long."""
-        return time.monotonic() - self._heard_s > lease_s
+        return time.monotonic() - self.heard_s > lease_s
 
     def close(self) -> None:
         """End the stream after what was sent."""
@@ -92,7 +92,7 @@ class CoordinatorStream:
         try:
             for envelope in replies:
                 command = CONTROL_CODEC.decode(envelope.kind, envelope.body)
-                self._heard_s = time.monotonic()
+                self.heard_s = time.monotonic()
                 self._failures = 0
                 if isinstance(command, Heartbeat):
                     continue

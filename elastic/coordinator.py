@@ -255,8 +255,9 @@ class Coordinator:
         if isinstance(event, FaultInjected):
             self._history.write(event)
         elif isinstance(event, StepTold):
-            self._note_commit(event.record)
             record = event.record
+            if not self._note_commit(record):
+                return
             self._step(
                 Committed(
                     slice_index=sender,
@@ -276,13 +277,17 @@ class Coordinator:
             if isinstance(event, AgentAttached):
                 self._tell_peers()
 
-    def _note_commit(self, record: StepCommitted) -> None:
+    def _note_commit(self, record: StepCommitted) -> bool:
+        """Write a commit into the history; False for one that was told before."""
         newest = self._committed.get(record.slice_index, -1)
-        if record.generation == self._world_generation and record.step > newest:
+        is_present = record.generation == self._world_generation
+        if is_present and record.step > newest:
             self._committed[record.slice_index] = record.step
             # Also while that world is being left: what it committed may be what the next one goes on from.
             self._history.write(record)
             self._tracer.hear(record)
+            return True
+        return not is_present
 
     def _tell_peers(self) -> None:
         """Let every agent know where the others serve their shards."""

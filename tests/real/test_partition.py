@@ -16,7 +16,6 @@ from real_runs import Run, finish
 
 import snapshot
 from chaos.namespaces import HUB, NamespaceNet, what_is_missing
-from elastic import protocol
 from elastic.records import LossDetected, Record, StepCommitted, WorkerEvent, WorldFormed, of_kind
 from elastic.worker_process import start_time
 
@@ -143,9 +142,6 @@ def test_cut_between_two_workers_holds_the_step_up_and_costs_nothing_once_healed
     assert_survived(job.finish(), digests)
 
 
-@pytest.mark.skipif(
-    not hasattr(protocol, "CommitsKept"), reason="agents do not yet tell again what was lost on the way"
-)
 def test_coordinator_out_of_everybodys_reach_for_less_than_the_lease_stops_no_training(
     net: NamespaceNet, tmp_path: Path, digests: str
 ) -> None:
