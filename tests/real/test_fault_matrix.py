@@ -63,7 +63,7 @@ def test_workers_killed_stopped_and_told_to_leave_cost_nothing(
 
 
 @pytest.mark.parametrize("index", [None, *EVERY_SLICE])
-def test_agents_killed_told_to_end_and_stopped_for_a_while_cost_no_world(
+def test_agents_killed_stopped_for_a_while_and_told_to_end_lose_nothing(
     tmp_path: Path, digest: str, index: int | None
 ) -> None:
     index = victims("agent")[0] if index is None else index
