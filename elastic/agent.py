@@ -88,13 +88,19 @@ from elastic.protocol import (
 from elastic.refusals import RefusalTally
 from elastic.shadow_events import EndShadow, EnterShadow, StartShadow
 from elastic.wire import FramedSocket
-from elastic.worker_process import WorkerExit, WorkerProcess, describe_end, start_time, write_pid
+from elastic.worker_process import (
+    PID_FILE,
+    WorkerExit,
+    WorkerProcess,
+    describe_end,
+    start_time,
+    write_pid,
+)
 from elastic.worker_socket import WorkerSocket
 from reshard.errors import ElasticError, InsufficientMemoryError
 from snapshot.arena import Arena
 from snapshot.dataplane import DataPlaneServer
 
-PID_FILE = "worker.pid"
 LIFE_EVERY_S = 2.0
 """How often the worker hears that its agent lives; well below its lease."""
 FAILED_GRACE_S = 1.0
@@ -134,7 +140,7 @@ class Agent:
             self._arena,
             token,
             lambda: self.generation,
-            bind_host=spec.bind_host,
+            bind_host=spec.bind_host_of(member),
             tls=spec.tls,
             on_refused=partial(self._refused.count, "data-plane"),
         )
@@ -289,8 +295,8 @@ class Agent:
             self._to_worker(Heartbeat(unix_s=time.time()))
             for told in self._refused.take() if self._stream.is_attached else ():
                 self._stream.send(self.generation, told)
-        if not self._stream.job_ended and self._stream.is_elsewhere():
-            self._attach()
+        if not self._stream.job_ended and (self._stream.is_elsewhere() or self._stream.is_mute()):
+            self._attach()  # where packets are lost without a word, the old connection is tried for minutes
         if self._worker is None or self._ending or self._stream.job_ended:
             return
         if self._stream.is_silent_for(self._spec.lease_s):

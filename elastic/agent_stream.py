@@ -27,6 +27,8 @@ FIRST_PAUSE_S = 0.05
 MAX_PAUSE_S = 2.0
 _PAUSES = tenacity.wait_random_exponential(multiplier=FIRST_PAUSE_S, max=MAX_PAUSE_S)
 STALE = "stale-epoch"
+MUTE_S = 5.0
+"""A coordinator shows life every 2 s; one that has not for so long is connected to anew."""
 
 
 class StreamLost:
@@ -57,8 +59,9 @@ class CoordinatorStream:
         self._channel: grpc.Channel | None = None
         self._at: CoordinatorPlace | None = None
         self._looked: tuple[int, int] = (0, 0)
-        self._heard_s = time.monotonic()
+        self.heard_s = time.monotonic()
         self._failures = 0
+        self._attached_s = self.heard_s
         self.epoch = 0
         self.is_attached = False
         self.job_ended = False
@@ -68,6 +71,7 @@ class CoordinatorStream:
         coordinator.
         """
         self.close()
+        self._attached_s = time.monotonic()
         place = self._at = self._place()
         self.epoch = max(self.epoch, place.epoch)
         outbox: queue.SimpleQueue[pb.Envelope | None] = queue.SimpleQueue()
@@ -95,9 +99,13 @@ class CoordinatorStream:
                 return read_place(self._spec.directory) != self._at
         return False
 
+    def is_mute(self) -> bool:
+        """Whether nothing has come for so long, over a stream that is that old, that it counts as broken."""
+        return self.is_attached and time.monotonic() - max(self.heard_s, self._attached_s) > MUTE_S
+
     def is_silent_for(self, lease_s: float) -> bool:
         """Whether nothing was heard from the coordinator for so long."""
-        return time.monotonic() - self._heard_s > lease_s
+        return time.monotonic() - self.heard_s > lease_s
 
     def close(self) -> None:
         """End the stream after what was sent."""
@@ -130,7 +138,7 @@ class CoordinatorStream:
                 self._on_item(StreamLost())
 
     def _take(self, command: Any) -> None:
-        self._heard_s = time.monotonic()
+        self.heard_s = time.monotonic()
         self._failures = 0
         if not isinstance(command, Heartbeat):
             self.job_ended = self.job_ended or isinstance(command, Shutdown)

@@ -4,6 +4,7 @@ invariant was broken.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,6 +19,7 @@ from reshard.errors import ElasticError, UsageError
 
 if TYPE_CHECKING:
     from elastic.cadence import Cadence
+    from elastic.runs import HostsSpec
     from elastic.state import Config
     from snapshot.tls import TlsFiles
 
@@ -47,8 +49,8 @@ def demo(
 ) -> int:
     """Train a small transformer on several slices, lose one in the middle, go on, get it back, and report.
 
-    Without --fault one slice is killed; --fault none is an undisturbed run. Kinds: kill, stop, term, agent,
-    host.
+    Without --fault one slice is killed; --fault none is an undisturbed run. Kinds: kill, stop,
+    term, host; of a slice (its worker), agent, spare, of the coordinator or the service.
     """
     from elastic.demo.text import TextWindows
 
@@ -83,6 +85,22 @@ def demo(
     type=click.Path(path_type=Path),
     help="PEM certificates that agents trust.  [default: the certificate itself]",
 )
+@click.option(
+    "--bind-host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Where the coordinator listens, and all else that has no address of its own.",
+)
+@click.option(
+    "--host-prefix",
+    default="",
+    help="What runs an agent on its own host, {slice} standing for the slice: 'ip netns exec host-{slice}'.",
+)
+@click.option(
+    "--agent-bind-host",
+    default="",
+    help="Where a slice's agent and worker listen: '10.0.0.1{slice}'.  [default: --bind-host]",
+)
 @click.argument("script", nargs=-1, type=click.UNPROCESSED, required=True)
 def launch(
     script: tuple[str, ...],
@@ -90,18 +108,31 @@ def launch(
     tls_cert: Path | None,
     tls_key: Path | None,
     tls_ca: Path | None,
+    bind_host: str,
+    host_prefix: str,
+    agent_bind_host: str,
     **options: Any,
 ) -> int:
     """Run your own training SCRIPT (a .py file, or -m MODULE, with its arguments) under the engine on this
     machine.
     """
+    from elastic.runs import HostsSpec
     from snapshot.tls import tls_files
 
     if script[0] != "-m" and not Path(script[0]).is_file():
         raise UsageError(f"there is no script {script[0]}")
     tls = tls_files(tls_cert, tls_key, tls_ca)
     command = (sys.executable, *script)
-    return _run(command, target_steps=None, out=out or Path("runs/launch"), tls=tls, **options)
+    return _run(
+        command,
+        target_steps=None,
+        out=out or Path("runs/launch"),
+        tls=tls,
+        hosts=HostsSpec(
+            bind_host=bind_host, prefix=tuple(shlex.split(host_prefix)), agent_bind_host=agent_bind_host
+        ),
+        **options,
+    )
 
 
 def _run(
@@ -119,10 +150,12 @@ def _run(
     persist_keep: int,
     warm: bool,
     tls: TlsFiles | None = None,
+    hosts: HostsSpec | None = None,
+    lease_s: float,
     **machine: Any,
 ) -> int:
     from elastic.job import PersistSpec
-    from elastic.runs import Wanted, run_job
+    from elastic.runs import HostsSpec, Wanted, run_job
 
     persist = None
     if persist_dir is not None:
@@ -131,7 +164,7 @@ def _run(
         Wanted(
             command=command,
             adapter=adapter,
-            config=_config(persists=persist is not None, **machine),
+            config=_config(persists=persist is not None, lease_s=lease_s, **machine),
             directory=out,
             seed=seed,
             target_steps=target_steps,
@@ -141,6 +174,8 @@ def _run(
             tls=tls,
             cadence=snapshot_every,
             warm=warm,
+            hosts=hosts or HostsSpec(),
+            lease_s=lease_s,
         )
     )
 
@@ -163,6 +198,7 @@ def _config(
     straggler_factor: float,
     wait_s: float,
     hang_after_s: float | None,
+    lease_s: float,
     persists: bool,
 ) -> Config:
     from elastic.quarantine import Flapping
@@ -183,7 +219,7 @@ def _config(
         audit_every=audit_every,
         on_corruption=on_corruption,
         count_writes=count_writes,
-        timing=Timing(wait_s=wait_s, hang_after_s=hang_after_s),
+        timing=Timing(wait_s=wait_s, hang_after_s=hang_after_s, lease_s=lease_s),
         flapping=Flapping(base_s=quarantine_s),
         stragglers=StragglerRule(factor=straggler_factor),
     )

@@ -178,6 +178,13 @@ _JOB_OPTIONS = (
         help="No step for so long (and longer than steps take): end the slices that hang; or 'never'.",
     ),
     click.option(
+        "--lease-s",
+        type=click.FloatRange(min=0),
+        default=30.0,
+        show_default=True,
+        help="How long a worker goes on that hears from nobody who decides; then it stops itself.",
+    ),
+    click.option(
         "--shm-dir",
         type=click.Path(path_type=Path),
         default=Path("/dev/shm"),
@@ -208,8 +215,9 @@ _JOB_OPTIONS = (
         "--fault",
         "faults",
         multiple=True,
-        metavar="KIND:slice=N@step=S",
-        help="Inject a fault; several may be given.",
+        metavar="KIND:TARGET@WHEN",
+        help="Inject a fault: kill:slice=1@step=60, stop:agent=2@step=60,heal=3, kill:slice=2@phase=FENCING; "
+        "several may be given.",
     ),
     click.option(
         "--adapter",

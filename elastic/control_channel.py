@@ -19,6 +19,14 @@ from snapshot.tls import TlsFiles, certificate_name
 
 AUTHORIZATION = "authorization"
 Metadata = tuple[tuple[str, str], ...]
+_RECONNECT = (
+    # Each channel has connections of its own, and tries anew each second: after a time in which packets were
+    # lost without a word, gRPC's own pauses (up to two minutes) would outlast every lease.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +64,7 @@ def open_channel(
     """A channel to the coordinator; it connects when it is first used. Raises UsageError for TLS files that
     cannot be read.
     """
-    options: list[tuple[str, object]] = []
+    options: list[tuple[str, object]] = list(_RECONNECT)
     if max_reply_bytes is not None:
         options.append(("grpc.max_receive_message_length", max_reply_bytes))
     if tls is None:

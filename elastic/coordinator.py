@@ -54,7 +54,14 @@ from elastic.mandate import FreeMandate, Mandate, wait_mandate
 from elastic.moves_resume import resume
 from elastic.persistent_reads import find_persisted
 from elastic.protocol import CONTROL_CODEC, CommitsKept, Heartbeat, StepTold
-from elastic.records import FaultInjected, MessageRefused, Record, RunEnded, WorldFormed
+from elastic.records import (
+    FaultInjected,
+    MessageRefused,
+    Record,
+    RunEnded,
+    ServiceStarted,
+    WorldFormed,
+)
 from elastic.refusals import RefusalLedger, RefusalsTold, Surface
 from elastic.roster import Outbox, Roster
 from elastic.runtime_service import ServicePool
@@ -277,6 +284,8 @@ class Coordinator:
             reason = f"{type(event).__name__} in the name of another slice"
             self.refuse(f"slice {sender}", reason, "unknown-sender")
         else:
+            if isinstance(event, ServiceReady):
+                self._write_service(event)
             self._step(event)
             if isinstance(event, AgentAttached):
                 self._tell_peers()
@@ -306,6 +315,16 @@ class Coordinator:
         addresses = self._roster.addresses()
         for index in addresses:
             self._send(Peers(member=index, addresses=addresses))
+
+    def _write_service(self, event: ServiceReady) -> None:
+        self._log.write(
+            ServiceStarted(
+                unix_s=time.time(),
+                generation=event.generation,
+                pid=self._services.pid_of(event.generation),
+                address=event.address,
+            )
+        )
 
     def _step(self, event: Event) -> None:
         if self._state.phase is Phase.RUNNING:

@@ -21,6 +21,7 @@ def run_started(spec: JobSpec) -> RunStarted:
         in_place=spec.in_place,
         simulated_faults=spec.simulated_faults,
         slices=config.num_slices,
+        spares=config.spares,
         min_slices=config.min_slices,
         devices_per_host=config.devices_per_host,
         replicas=config.replicas,

@@ -100,6 +100,8 @@ def _agent_attached(turn: Turn, event: AgentAttached) -> None:
     same = known and found and event.worker_pid == member.worker_pid
     is_new_agent = not event.agent_pid or event.agent_pid != member.agent_pid
     turn.change(uncovered="")
+    if turn.is_world_away():
+        _wait_anew(turn)
     turn.update(index, attached=True, gone_since_s=None, agent_pid=event.agent_pid)
     if same:
         # Adopted by a new agent, or heard again: nothing was lost, unless it left its world meanwhile.
@@ -129,6 +131,13 @@ def _got_ready(member: Member, event: AgentAttached) -> bool:
     """Whether the worker that was being started has reached its session while nobody listened."""
     is_ready = member.worker is WorkerState.STARTING and event.worker is WorkerState.READY
     return is_ready and event.worker_pid != member.ended_pid
+
+
+def _wait_anew(turn: Turn) -> None:
+    """The first of a world that could not be reached is back: so may the others be in a moment."""
+    for other in turn.state.members:
+        if other.gone_since_s is not None:
+            turn.update(other.index, gone_since_s=turn.now.mono_s)
 
 
 def _agent_lost(turn: Turn, event: AgentLost) -> None:

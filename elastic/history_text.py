@@ -9,6 +9,7 @@ from elastic.records import (
     CopiesCompared,
     CorruptionSuspected,
     FaultInjected,
+    FaultMissed,
     LossDetected,
     MessageRefused,
     PersistFailed,
@@ -17,6 +18,7 @@ from elastic.records import (
     RestoreChecked,
     RunEnded,
     RunStarted,
+    ServiceStarted,
     ShadowCompiled,
     SliceQuarantined,
     SnapshotPersisted,
@@ -139,6 +141,11 @@ def _describe_run(record: Record) -> str:
             return f"fault injected: {record.fault} {record.detail}".rstrip()
         case FaultInjected():
             return f"fault injected: {record.fault} on slice {record.slice_index} {record.detail}".rstrip()
+        case FaultMissed():
+            return f"fault {record.detail} was not injected: {record.why}"
+        case ServiceStarted():
+            pid = f", pid {record.pid}" if record.pid else ""
+            return f"runtime service of generation {record.generation} serves{pid} {record.address}".rstrip()
         case LossDetected():
             return f"slice {record.slice_index} lost: {record.cause} (noticed by {record.detector})"
         case PhaseEntered():
@@ -215,7 +222,8 @@ def describe_quarantine(record: SliceQuarantined) -> str:
 
 def describe_kept_out(report: Report) -> list[str]:
     """A line for a loss that was no number, each coordinator that took over, each slice that was put in
-    quarantine or was slow, and the callers refused; none where there were none.
+    quarantine or was slow, the callers refused, and each fault that was asked for and did not happen; none
+    where there were none.
     """
     said = _describe_loss(report)
     said += [describe_takeover(one, one.away_s) for one in report.takeovers]
@@ -228,6 +236,7 @@ def describe_kept_out(report: Report) -> list[str]:
     )
     if refused:
         said.append(f"refused: {refused}")
+    said += [f"fault {missed.detail} was not injected: {missed.why}" for missed in report.faults_missed]
     return [f"{line[0].upper()}{line[1:]}" for line in said]
 
 

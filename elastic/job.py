@@ -36,6 +36,8 @@ LOG_DIRECTORY = "coordinator-log"
 WORKER_HEARTBEAT_S = 1.0
 """How often a worker's link tells its agent that the process lives."""
 
+WORKER_SILENT_S = 20.0
+
 ENV_DIRECTORY = "ELASTIC_DIR"
 ENV_SLICE = "ELASTIC_SLICE"
 ENV_LEASH_FD = "ELASTIC_LEASH_FD"
@@ -87,6 +89,11 @@ class JobSpec:
     target_steps: int | None = None
     shm_root: Path = Path("/dev/shm")
     bind_host: str = "127.0.0.1"
+    """Where the coordinator and the runtime service listen."""
+    host_prefix: tuple[str, ...] = ()
+    """What goes before an agent's command, to run it on its own host; `{slice}` is the slice's index."""
+    agent_bind_host: str = ""
+    """Where a slice's agent and worker listen; `{slice}` is the slice's index. Empty: as `bind_host`."""
     tls: TlsFiles | None = None
     """Certificates for all connections of the job, at the same paths on every host; None: no TLS."""
     persist: PersistSpec | None = None
@@ -104,7 +111,7 @@ class JobSpec:
     """How long an agent's deciding thread may be busy with one thing before its heartbeat stops."""
     worker_stopped_s: float = 0.3
     """How long a worker may be stopped (SIGSTOP) before it is ended."""
-    worker_silent_s: float = 20.0
+    worker_silent_s: float = WORKER_SILENT_S
     """How long a worker that is not stopped may send no heartbeat before it is ended."""
     lease_s: float = 30.0
     """How long a worker goes on without an agent, and an agent's worker without a coordinator."""
@@ -149,6 +156,14 @@ class JobSpec:
     def persist_root(self) -> Path | None:
         """The directory of the persistent tier, None without one."""
         return None if self.persist is None else self.persist.directory
+
+    def on_host(self, member: int) -> tuple[str, ...]:
+        """What goes before the command of this slice's agent."""
+        return tuple(word.replace("{slice}", str(member)) for word in self.host_prefix)
+
+    def bind_host_of(self, member: int) -> str:
+        """The address on which this slice's agent and worker listen."""
+        return (self.agent_bind_host or self.bind_host).replace("{slice}", str(member))
 
     def socket_path(self, member: int) -> Path:
         """The unix socket between a slice's agent and its worker, in the host's directory of the arena."""

@@ -26,18 +26,29 @@ import msgspec
 import tenacity
 
 from elastic import control_pb2 as pb
+from elastic.agent_standby import WARM_FILE
 from elastic.control_channel import bearer, open_channel, read_place
 from elastic.control_pb2_grpc import ControlStub
 from elastic.coordinator_keeper import CoordinatorKeeper
 from elastic.file_arbiter import FileArbiter
 from elastic.job import COORDINATOR_FILE, ENV_LEASH_FD, HISTORY_FILE, LOG_DIRECTORY, JobSpec, save_job
 from elastic.protocol import CONTROL_CODEC
-from elastic.records import FaultInjected, Record, RunEnded, StepCommitted, WorkerEvent, decode_record
+from elastic.records import (
+    FaultInjected,
+    Record,
+    RunEnded,
+    ServiceStarted,
+    StepCommitted,
+    decode_record,
+)
+from elastic.worker_process import PID_FILE, is_stopped, start_time
 from reshard.errors import ElasticError, JobFailedError
 from snapshot.job import JobLock
 
 _PR_SET_CHILD_SUBREAPER = 36
 POLL_S = 0.05
+AGENT_STOPPED_S = 6.0
+"""How long an agent may be stopped (SIGSTOP) before it is replaced: longer than its slice is waited for."""
 STOP_GRACE_S = 2.0
 FAILED_GRACE_S = 1.0
 
@@ -86,7 +97,8 @@ class Launcher:
             spec.directory / "logs" / "coordinator.log",
         )
         self._agents: dict[int, subprocess.Popen[bytes]] = {}
-        self._worker_pids: dict[int, int] = {}
+        self._service_pid: int | None = None
+        self._stopped_since_s: dict[int, float] = {}
         self._interrupts = 0
         self._is_end_heard = False
         self._completed = False
@@ -95,8 +107,8 @@ class Launcher:
     # ---- what the chaos tooling may aim at ----
 
     def worker_pid(self, member: int) -> int | None:
-        """The process of a slice's worker."""
-        return self._worker_pids.get(member)
+        """The process of a slice's worker, also of one that is only just starting."""
+        return _pid_in(self.arena(member) / PID_FILE)
 
     def agent_pid(self, member: int) -> int | None:
         """The process of a slice's agent."""
@@ -117,6 +129,19 @@ class Launcher:
             reraise=True,
         )
         retrying(self._call, "Note", pb.Envelope(member=-1, kind=name, body=body))
+
+    def spare_pid(self, member: int) -> int | None:
+        """The process of a slice's warm spare."""
+        return _pid_in(self.arena(member) / WARM_FILE)
+
+    def coordinator_pid(self) -> int | None:
+        """The process of the coordinator."""
+        alive = [process for process in self._coordinator.processes() if process.poll() is None]
+        return alive[-1].pid if alive else None
+
+    def service_pid(self) -> int | None:
+        """The process of the runtime service of the present world."""
+        return self._service_pid
 
     # ---- the run ----
 
@@ -145,16 +170,22 @@ class Launcher:
 
     def _start_agent(self, member: int) -> None:
         self._agents[member] = self._spawn(
-            f"agent-{member}", "elastic.agent", str(self.spec.directory), str(member)
+            f"agent-{member}",
+            "elastic.agent",
+            str(self.spec.directory),
+            str(member),
+            prefix=self.spec.on_host(member),
         )
 
-    def _spawn(self, name: str, module: str, *arguments: str) -> subprocess.Popen[bytes]:
+    def _spawn(
+        self, name: str, module: str, *arguments: str, prefix: tuple[str, ...] = ()
+    ) -> subprocess.Popen[bytes]:
         log_path = self.spec.directory / "logs" / f"{name}.log"
         log_path.parent.mkdir(parents=True, exist_ok=True)
         environment = os.environ | {ENV_LEASH_FD: str(self._leash_read)}
         with log_path.open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
+                [*prefix, sys.executable, "-m", module, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -165,12 +196,14 @@ class Launcher:
 
     def _follow(self, listeners: list[Listener]) -> RunEnded:
         tail = HistoryTail(self.spec.directory / HISTORY_FILE)
+        poll_s = min((getattr(listener, "poll_s", POLL_S) for listener in listeners), default=POLL_S)
+        next_look_s = time.monotonic()
         while True:
             for record in tail.read():
-                if isinstance(record, WorkerEvent) and record.pid:
-                    self._worker_pids[record.slice_index] = record.pid
                 if isinstance(record, StepCommitted):
                     self._coordinator.note_step(record.step)
+                if isinstance(record, ServiceStarted):
+                    self._service_pid = record.pid or None
                 for listener in listeners:
                     listener.feed(record)
                 if isinstance(record, RunEnded):
@@ -179,14 +212,23 @@ class Launcher:
                     return record
             if self._stop_by_s is not None and time.monotonic() > self._stop_by_s:
                 raise JobFailedError("interrupted", remedy="Everything it started was ended.")
-            self._supervise()
-            time.sleep(POLL_S)
+            if time.monotonic() >= next_look_s:
+                next_look_s = time.monotonic() + POLL_S
+                self._supervise()
+            time.sleep(poll_s)
 
     def _supervise(self) -> None:
-        """Start coordinator and agents again that have died: they go on from what was left behind."""
+        """Start coordinator and agents again that have died: they go on from what was left behind. An agent
+        that is stopped for long is ended: it would keep its host out of the job for good.
+        """
         if self._stop_by_s is None:
             self._coordinator.look()
+        now_s = time.monotonic()
         for index, agent in list(self._agents.items()):
+            if not is_stopped(agent.pid):
+                self._stopped_since_s.pop(index, None)
+            elif now_s - self._stopped_since_s.setdefault(index, now_s) >= AGENT_STOPPED_S:
+                agent.kill()
             if agent.poll() is not None and self._stop_by_s is None:
                 self._start_agent(index)
         own = {child.pid for child in [*self._agents.values(), *self._coordinator.processes()]}
@@ -238,14 +280,7 @@ class Launcher:
         self._lock.unlink()
 
     def _is_script_at_work(self) -> bool:
-        for index in self._agents:
-            with contextlib.suppress(OSError, msgspec.MsgspecError):
-                left = msgspec.json.decode(
-                    (self.arena(index) / "worker.pid").read_bytes(), type=dict[str, int]
-                )
-                if Path(f"/proc/{left['pid']}").exists():
-                    return True
-        return False
+        return any(self.worker_pid(index) is not None for index in self._agents)
 
     @staticmethod
     def _become_reaper() -> None:
@@ -259,6 +294,15 @@ def _clear(directory: Path) -> None:
     """Remove the files of a directory of ours."""
     for path in directory.iterdir() if directory.is_dir() else ():
         path.unlink(missing_ok=True)
+
+
+def _pid_in(path: Path) -> int | None:
+    """The process that an agent has written there, None when it has ended."""
+    try:
+        told = msgspec.json.decode(path.read_bytes(), type=dict[str, int])
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return told["pid"] if start_time(told["pid"]) == told["start_time"] else None
 
 
 def _children() -> set[int]:

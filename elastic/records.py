@@ -68,6 +68,25 @@ class FaultInjected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FaultMissed:
+    """A fault that was asked for and did not happen (to some or all of its targets), and why not."""
+
+    unix_s: float
+    detail: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceStarted:
+    """The runtime service of a generation serves: its process, and where. `pid` is 0 where none is needed."""
+
+    unix_s: float
+    generation: int
+    pid: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LossDetected:
     """The coordinator counts a slice as lost. `last_life_unix_s` is the last sign of life of what died."""
 
@@ -373,6 +392,8 @@ Record = (
     RunStarted
     | CoordinatorStarted
     | FaultInjected
+    | FaultMissed
+    | ServiceStarted
     | LossDetected
     | PhaseEntered
     | WorkerEvent
@@ -400,6 +421,8 @@ _TYPES: dict[str, type[Any]] = {
         RunStarted,
         CoordinatorStarted,
         FaultInjected,
+        FaultMissed,
+        ServiceStarted,
         LossDetected,
         PhaseEntered,
         WorkerEvent,

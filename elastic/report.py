@@ -22,6 +22,7 @@ from elastic.history_samples import audit_samples
 from elastic.history_takeovers import takeovers
 from elastic.history_verdicts import judge
 from elastic.records import (
+    FaultMissed,
     MessageRefused,
     PersistFailed,
     PhaseEntered,
@@ -112,6 +113,7 @@ def build_report(records: Sequence[Record]) -> Report:
         stragglers=tuple(of_kind(records, StragglerSeen)),
         refused=count_refused(of_kind(records, MessageRefused)),
         takeovers=takeovers(records),
+        faults_missed=tuple(of_kind(records, FaultMissed)),
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from elastic.records import SliceQuarantined, StragglerSeen
+from elastic.records import FaultMissed, SliceQuarantined, StragglerSeen
 from reshard.boxes import Box
 
 SCHEMA = 1
@@ -214,6 +214,8 @@ class Report:
     """Messages and callers that were refused, by surface and reason."""
     takeovers: tuple[Takeover, ...] = ()
     """Coordinators that took over from one that died or hung."""
+    faults_missed: tuple[FaultMissed, ...] = ()
+    """Faults that were asked for and did not happen, and why not."""
 
     @property
     def broken(self) -> tuple[str, ...]:

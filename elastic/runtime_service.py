@@ -122,6 +122,10 @@ class ServicePool:
         process = self._warm.pop(0) if self._warm else self._spawn()
         threading.Thread(target=self._serve, args=(process, generation, num_processes), daemon=True).start()
 
+    def pid_of(self, generation: int) -> int:
+        """The process that serves a generation, once it is ready; 0 where none is needed."""
+        return {record.generation: record.pid for record in self.records()}.get(generation, 0)
+
     def refill(self) -> None:
         """Warm processes for the next generations; not during a recovery, whose processors it would share."""
         while self._command and len(self._warm) < NUM_WARM:

@@ -185,14 +185,22 @@ class Turn:
     def patience_s(self, member: Member) -> float:
         """How long this slice's agent may be away before the slice counts as lost.
 
-        Where its worker could make steps alone, its lease is waited out: two groups must never both go on.
+        Where its worker could make steps alone, its lease is waited out: two groups must never both go on. So
+        is everybody's when nobody of the world can be reached: it is the coordinator that is cut off, and
+        they train on.
         """
         timing = self.state.config.timing
         alone = self.state.world == (member.index,) and not self.state.rehearsing
         if alone and member.worker is WorkerState.IN_WORLD:
             return timing.lease_s
+        if self.state.phase is Phase.RUNNING and self.is_world_away():
+            return timing.lease_s
         is_patient = self.state.reconvening or self.state.phase in (Phase.RUNNING, Phase.REPLAYING)
         return timing.agent_grace_s if is_patient else 0.0
+
+    def is_world_away(self) -> bool:
+        """Whether no host of the world can be reached."""
+        return not any(self.state.member(index).attached for index in self.state.world)
 
     def is_gone(self, member: Member) -> bool:
         """Whether a slice's agent is away for longer than the phase allows."""

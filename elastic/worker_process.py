@@ -20,6 +20,8 @@ from elastic.leash import leash_fd
 from elastic.memory_evidence import MemoryWatch
 from elastic.parent_death import dying_with_parent
 
+PID_FILE = "worker.pid"
+"""In a host's arena: which process its worker is."""
 LEASE_EXIT_STATUS = 75
 """A worker's exit status when it ended itself for want of an agent (EX_TEMPFAIL)."""
 
@@ -32,6 +34,14 @@ def start_time(pid: int) -> int:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, IndexError):
         return -1
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped (SIGSTOP)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except (OSError, IndexError):
+        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,11 +135,7 @@ class WorkerProcess:
 
     def is_stopped(self) -> bool:
         """Whether the process is stopped (SIGSTOP): it cannot do anything until somebody continues it."""
-        try:
-            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            return False
-        return fields[0] == "T"
+        return is_stopped(self.pid)
 
     def kill(self) -> None:
         """End it now."""

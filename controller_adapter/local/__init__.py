@@ -65,10 +65,10 @@ class LocalAdapter:
 
     def launcher(self, spec: JobSpec, faults: Sequence[Any]) -> LocalLauncher:
         """What runs the job's script as one process. Raises UsageError for what cannot be simulated."""
-        from controller_adapter.local.faults import check_kinds
+        from controller_adapter.local.faults import check_faults
         from controller_adapter.local.launcher import LocalLauncher
 
-        check_kinds(fault.kind for fault in faults)
+        check_faults(faults)
         return LocalLauncher(spec)
 
 

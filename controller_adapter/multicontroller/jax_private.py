@@ -77,6 +77,16 @@ def connect(address: str, rank: int, num_processes: int, timeout_s: int) -> None
     state.coordinator_address = address
 
 
+def bind_collectives(address: str) -> None:
+    """Have this process's collectives (Gloo) listen on `address`, not where the host's name points to."""
+    make = _jax.make_gloo_tcp_collectives
+
+    def make_there(distributed_client: Any, **_: object) -> Any:
+        return make(distributed_client=distributed_client, hostname=address)
+
+    _jax.make_gloo_tcp_collectives = make_there
+
+
 def put_and_collect(key: str, value: str, rank: int, num_processes: int, timeout_ms: int) -> list[str]:
     """Put this process's value under `key` and return all processes' values, in rank order."""
     client = distributed.global_state.client

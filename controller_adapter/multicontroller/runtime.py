@@ -23,10 +23,13 @@ CONNECT_TIMEOUT_S = 60
 
 
 class MulticontrollerRuntime:
-    """See `elastic.ports.Runtime`. `unblock` is for the link's thread, all else for the main thread."""
+    """See `elastic.ports.Runtime`. Peers reach it at `bind_host`. `unblock` is for the link's thread, all
+    else for the main thread.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, bind_host: str) -> None:
         jax_private.check_version()
+        jax_private.bind_collectives(bind_host)
         jax_private.share_compile_cache()
         gc.collect()
         # What is imported by now stays: the collection when a world is dropped looks only at the rest.
@@ -107,7 +110,7 @@ class MulticontrollerRuntime:
 
 def connect(spec: JobSpec, member: int) -> tuple[Link, Runtime]:
     """The link to this host's agent, and the runtime that it can unblock."""
-    runtime = MulticontrollerRuntime()
+    runtime = MulticontrollerRuntime(spec.bind_host_of(member))
     link = AgentLink(spec, member, runtime.unblock)
     runtime.may_keep, link.release = link.keeps_runtime, runtime.release
     leave_on_sigterm(link.preempted)

@@ -8,6 +8,8 @@ import histories
 import pytest
 from histories import STATE_BYTES, History
 
+from elastic.history_text import describe_kept_out
+from elastic.records import FaultMissed
 from elastic.report import build_report, read_report, write_report
 from reshard.errors import UsageError
 
@@ -33,7 +35,7 @@ def test_report_file_has_the_fields_of_schema_1(tmp_path):
     written = json.loads(path.read_text())
     assert path == tmp_path / "report.json"
     assert set(written) == {
-        *("schema", *SHAPE, "goodput", "recoveries", "invariants", "quarantines", "refused")
+        *("schema", *SHAPE, "goodput", "recoveries", "invariants", "quarantines", "refused", "faults_missed")
     }
     assert written["schema"] == 1
     for name, fields in SHAPE.items():
@@ -105,3 +107,16 @@ def test_report_takes_its_final_figures_from_the_last_effective_step():
 def test_report_imports_no_jax():
     program = "import sys, elastic.report; sys.exit('jax' in sys.modules or 'rich' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_fault_that_did_not_happen_is_in_the_report_and_is_said():
+    missed = FaultMissed(
+        unix_s=9e9, detail="kill:slice=1@step=900", why="the run ended before its moment came"
+    )
+    records = histories.killed_and_rejoined().records
+    report = build_report([*records, missed])
+    assert report.faults_missed == (missed,)
+    assert report.run.wall_s == build_report(records).run.wall_s
+    assert describe_kept_out(report) == [
+        "Fault kill:slice=1@step=900 was not injected: the run ended before its moment came"
+    ]
