@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -64,8 +65,9 @@ class Job:
     def hurry(self) -> None:
         """Let what runs at low priority run as on a machine with nothing else to do."""
         for pid in processes_naming(str(self.directory)):
-            if os.getsid(pid) == pid and low_priority.is_lowered(pid):
-                low_priority.restore(pid)
+            with contextlib.suppress(ProcessLookupError):
+                if os.getsid(pid) == pid and low_priority.is_lowered(pid):
+                    low_priority.restore(pid)
 
     @property
     def memory(self) -> Path:
