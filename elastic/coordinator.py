@@ -97,7 +97,9 @@ class Coordinator:
         self._shown_life_s = 0.0
         self._services = ServicePool(spec.service_command, spec.bind_host, self._service_ready)
 
-        self._shadow = ShadowService(spec.service_command, spec.bind_host, self._shadow_ready)
+        self._shadow = ShadowService(
+            spec.service_command, spec.bind_host, self._shadow_ready, self._shadow_failed
+        )
 
     @property
     def generation(self) -> int:
@@ -350,6 +352,9 @@ class Coordinator:
 
     def _shadow_ready(self, number: int, address: str) -> None:
         self._inbox.put((-1, ShadowServiceReady(number=number, address=address)))
+
+    def _shadow_failed(self, number: int) -> None:
+        self._inbox.put((-1, ShadowServiceReady(number=number, address="", failed=True)))
 
     def _write_start(self) -> None:
         spec, config = self._spec, self._spec.config
