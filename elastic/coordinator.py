@@ -203,6 +203,7 @@ class Coordinator:
                 "phase": state.phase.value,
                 "generation": state.generation,
                 "world": state.world,
+                "seats": state.seats,
                 "newest_committed": state.newest_committed,
                 "refused": self._refusals.counts(),
                 "newest_persisted": max((one.step for one in state.persisted), default=None),
