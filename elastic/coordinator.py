@@ -86,6 +86,8 @@ class Coordinator(FrontDesk):
         super().__init__(spec, mandate or FreeMandate(), on_fenced)
         self._token = token
         self._shown_life_s = 0.0
+        self._comers_until_s = 0.0
+        """Until when agents may come that have not heard from the coordinator before that the job is over."""
         self._services = ServicePool(
             spec.service_command, spec.bind_host, self._service_ready, self._service_lost
         )
@@ -135,6 +137,8 @@ class Coordinator(FrontDesk):
         restored = restore(entry.state, self._spec.config, now.mono_s, found)
         self._services.adopt(entry.services, restored.world_generation)
         self._state, commands = resume(restored, now)
+        if self._state.phase in OVER:
+            self._comers_until_s = now.mono_s + self._spec.config.timing.agent_grace_s
         self._perform(commands)
 
     def _take(self, sender: int, event: Any) -> None:
@@ -254,7 +258,9 @@ class Coordinator(FrontDesk):
         """
         patient = self._state.phase is Phase.COMPLETED
         bound_s = time.monotonic() + FAILED_DRAIN_S
-        while len(self._roster) and (patient or time.monotonic() < bound_s):
+        while time.monotonic() < self._comers_until_s or (
+            len(self._roster) and (patient or time.monotonic() < bound_s)
+        ):
             with contextlib.suppress(queue.Empty):
                 self._take(*self._inbox.get(timeout=self._spec.heartbeat_s))  # an agent that comes late, say
             self._look_for_silent_agents()

@@ -56,6 +56,10 @@ class CoordinatorKeeper:
         self._watch = Watch()
         self._num_starts += 1
 
+    def was_killed(self) -> bool:
+        """Whether the coordinator has ended otherwise than by the end of a completed run."""
+        return self._current is not None and self._current.poll() not in (None, 0)
+
     def note_step(self, step: int) -> None:
         """A step is in the history: a new one shows that the coordinator is of use."""
         if step > self._newest_step:
