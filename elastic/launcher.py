@@ -215,8 +215,8 @@ class Launcher:
             # too. An agent that was only just started when the coordinator ended never hears the end.
             if self._completed and not self._interrupts and self._is_script_at_work():
                 bound_s = time.monotonic() + FAILED_GRACE_S
-                if self._coordinator.was_killed():
-                    self._coordinator.start()  # the agents have not all heard that the run is over
+                if not self._coordinator.stay():
+                    break  # the agents will not hear that the run is over
             elif time.monotonic() >= bound_s:
                 break
             time.sleep(POLL_S)

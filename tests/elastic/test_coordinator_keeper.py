@@ -127,3 +127,14 @@ def test_step_that_is_not_new_does_not(bench: Bench) -> None:
     bench.keeper.note_step(3)
     with pytest.raises(JobFailedError):
         bench.kill_all(MAX_STARTS, step=3)
+
+
+def test_coordinator_killed_after_the_end_of_a_run_is_started_again_but_not_for_ever(bench: Bench) -> None:
+    assert bench.keeper.stay()
+    assert len(bench.started) == 1
+    for num in range(2, MAX_STARTS + 1):
+        bench.kill()
+        assert bench.keeper.stay()
+        assert len(bench.started) == num
+    bench.kill()
+    assert not bench.keeper.stay()
