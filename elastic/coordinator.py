@@ -23,14 +23,13 @@ from typing import Any
 
 from elastic import control_pb2 as pb
 from elastic.arbiter import FENCED_EXIT_STATUS, FencedError
-from elastic.control_channel import read_place, write_place
-from elastic.control_server import UnknownSenderError, make_server
-from elastic.coordinator_log import CoordinatorLog, Entry
+from elastic.control_server import make_server
+from elastic.coordinator_desk import OVER, FrontDesk
+from elastic.coordinator_log import Entry
+from elastic.coordinator_place import KeptPlace
 from elastic.coordinator_records import run_started, started_record
-from elastic.coordinator_status import describe_job
 from elastic.events import (
     AgentAttached,
-    AgentLost,
     Command,
     Committed,
     ComputeDigest,
@@ -42,7 +41,6 @@ from elastic.events import (
     ServiceReady,
     Stage,
     StartService,
-    StopRequested,
     Tick,
     Write,
 )
@@ -62,22 +60,14 @@ from elastic.records import (
     ServiceStarted,
     WorldFormed,
 )
-from elastic.refusals import RefusalLedger, RefusalsTold, Surface
-from elastic.roster import Outbox, Roster
 from elastic.runtime_service import ServicePool
 from elastic.saved_state import restore
 from elastic.shadow_events import EndShadowService, ShadowServiceReady, StartShadowService
 from elastic.shadow_service import ShadowService
-from elastic.state import initial_state
-from elastic.stragglers import StragglerWatch
-from elastic.telemetry import RecoveryTracer
 from elastic.turn import Clock
-from elastic.wire import WireError
-from reshard.errors import ElasticError
 
 LIFE_EVERY_S = 2.0
 FAILED_DRAIN_S = 3.0
-_OVER = (Phase.COMPLETED, Phase.FAILED)
 
 
 def _now() -> Clock:
@@ -90,7 +80,7 @@ def end_fenced(error: FencedError) -> None:
     os._exit(FENCED_EXIT_STATUS)
 
 
-class Coordinator:
+class Coordinator(FrontDesk):
     """Decides for one job; `run` returns when the job has ended and all agents were told so. `on_fenced` is
     called, from any thread, when this one may not decide any more.
     """
@@ -102,22 +92,11 @@ class Coordinator:
         mandate: Mandate | None = None,
         on_fenced: Callable[[FencedError], None] = end_fenced,
     ) -> None:
-        self._spec = spec
+        super().__init__(spec, mandate or FreeMandate(), on_fenced)
         self._token = token
-        self._mandate = mandate or FreeMandate()
-        self._on_fenced = on_fenced
-        self._inbox: queue.SimpleQueue[tuple[int, Event | StepTold | FaultInjected | None]] = (
-            queue.SimpleQueue()
-        )
-        self._roster = Roster()
-        self._state = initial_state(spec.config, time.monotonic())
-        self._log = CoordinatorLog(
-            spec.directory, self._mandate.epoch, self._mandate.check, is_shared=spec.arbiter is not None
-        )
-        self._tracer = RecoveryTracer()
-        self._stragglers = StragglerWatch(rule=spec.config.stragglers)
-        self._refusals = RefusalLedger()
         self._shown_life_s = 0.0
+        self._comers_until_s = 0.0
+        """Until when agents may come that have not heard from the coordinator before that the job is over."""
         self._services = ServicePool(
             spec.service_command, spec.bind_host, self._service_ready, self._service_lost
         )
@@ -126,108 +105,6 @@ class Coordinator:
             spec.service_command, spec.bind_host, self._shadow_ready, self._shadow_failed
         )
 
-    @property
-    def generation(self) -> int:
-        """The newest generation."""
-        return self._state.generation
-
-    # ---- called from gRPC threads ----
-
-    def attach(self, first: pb.Envelope) -> Outbox:
-        """Take in an agent's first message; returns its queue of commands. Raises WireError."""
-        self._check_epoch(first)
-        event = CONTROL_CODEC.decode(first.kind, first.body)
-        if not isinstance(event, AgentAttached):
-            raise WireError(f"an agent's first message must be AgentAttached, not {first.kind}")
-        index = event.member
-        if index != first.member or not 0 <= index < self._spec.config.num_members:
-            raise UnknownSenderError(f"there is no slice {index} in this job, or it is not the sender's")
-        outbox = self._roster.attach(index, event.data_address)
-        self._inbox.put((index, event))
-        return outbox
-
-    def may_command(self) -> bool:
-        """Whether this coordinator's lease is valid."""
-        return self._mandate.is_valid
-
-    def hear(self, member: int, outbox: Outbox, envelope: pb.Envelope) -> None:
-        """Take in one message of an attached agent."""
-        if not self._roster.heard(member, outbox):
-            return
-        self._check_epoch(envelope)
-        value = CONTROL_CODEC.decode(envelope.kind, envelope.body)
-        if isinstance(value, RefusalsTold):
-            sender = f"slice {member}: {value.sender}"
-            self.refuse(sender, value.reason, value.reason, surface=value.surface, num=value.num)
-        elif not isinstance(value, Heartbeat):
-            self._inbox.put((member, value))
-
-    def detach(self, member: int, outbox: Outbox) -> None:
-        """An agent's stream has ended."""
-        agent = self._roster.detach(member, outbox)
-        if agent is not None:
-            life_s = agent.heard_unix_s
-            lost = AgentLost(member=member, detector="agent-stream", last_life_unix_s=life_s)
-            self._inbox.put((member, lost))
-
-    def note(self, envelope: pb.Envelope) -> None:
-        """Take in a record from outside the job."""
-        value = CONTROL_CODEC.decode(envelope.kind, envelope.body)
-        if not isinstance(value, FaultInjected):
-            raise WireError(f"{envelope.kind} cannot be noted from outside")
-        self._inbox.put((-1, value))
-
-    def refuse(
-        self, sender: str, reason: str, cause: str, *, surface: Surface = "control", num: int = 1
-    ) -> None:
-        """Count callers that were refused, and write it down as far as there is room for it."""
-        self._count_refused(
-            MessageRefused(
-                unix_s=time.time(),
-                generation=self.generation,
-                sender=sender,
-                reason=reason,
-                surface=surface,
-                cause=cause,
-                num=num,
-            )
-        )
-
-    def _count_refused(self, refused: MessageRefused) -> None:
-        self._tracer.hear(refused)
-        record = self._refusals.take(refused)
-        if record is not None and self._state.phase not in _OVER and self._mandate.is_valid:
-            self._log.history.write(record)
-
-    def stop(self, reason: str) -> None:
-        """End the job."""
-        self._inbox.put((-1, StopRequested(reason=reason)))
-
-    def status(self) -> bytes:
-        """The job as JSON, for `elastic status`."""
-        return describe_job(
-            self._spec,
-            self._state,
-            self._mandate.epoch,
-            self._refusals.counts(),
-            list(self._stragglers.seen.values()),
-            time.monotonic(),
-        )
-
-    def _check_epoch(self, envelope: pb.Envelope) -> None:
-        if envelope.epoch > self._mandate.epoch:
-            self._mandate.lose(
-                f"the agent of slice {envelope.member} has heard from a coordinator of epoch"
-                f" {envelope.epoch}, this is epoch {self._mandate.epoch}"
-            )
-            self._fence()
-
-    def _fence(self) -> None:
-        try:
-            self._mandate.check()
-        except FencedError as error:
-            self._on_fenced(error)
-
     # ---- the one thread that decides ----
 
     def run(self) -> int:
@@ -235,7 +112,7 @@ class Coordinator:
         self._begin()
         tick_s = self._spec.heartbeat_s
         next_tick_s = time.monotonic()
-        while self._state.phase not in _OVER:
+        while self._state.phase not in OVER:
             wait_s = max(next_tick_s - time.monotonic(), 0.0)
             with contextlib.suppress(queue.Empty):
                 self._take(*self._inbox.get(timeout=wait_s))
@@ -274,6 +151,8 @@ class Coordinator:
         restored = restore(entry.state, self._spec.config, now.mono_s, found)
         self._services.adopt(entry.services, restored.runtime_generation)
         self._state, commands = resume(restored, now)
+        if self._state.phase in OVER:
+            self._comers_until_s = now.mono_s + self._spec.config.timing.agent_grace_s
         self._perform(commands)
 
     def _take(self, sender: int, event: Any) -> None:
@@ -422,31 +301,13 @@ class Coordinator:
         """
         patient = self._state.phase is Phase.COMPLETED
         bound_s = time.monotonic() + FAILED_DRAIN_S
-        while len(self._roster) and (patient or time.monotonic() < bound_s):
+        while time.monotonic() < self._comers_until_s or (
+            len(self._roster) and (patient or time.monotonic() < bound_s)
+        ):
             with contextlib.suppress(queue.Empty):
                 self._take(*self._inbox.get(timeout=self._spec.heartbeat_s))  # an agent that comes late, say
             self._look_for_silent_agents()
             self._show_life()
-
-
-class _Place:
-    """Where this coordinator listens, for the agents; written again should a stale one have replaced it."""
-
-    def __init__(self, spec: JobSpec, address: str, mandate: Mandate) -> None:
-        self._spec = spec
-        self._address = address
-        self._mandate = mandate
-
-    def write(self) -> None:
-        """Write it. Raises FencedError."""
-        self._mandate.check()
-        write_place(self._spec.directory, self._address, self._spec.tls, self._mandate.epoch)
-
-    def keep(self) -> None:
-        """Write it again if it is not there."""
-        with contextlib.suppress(OSError, ElasticError):
-            if read_place(self._spec.directory).epoch < self._mandate.epoch:
-                self.write()
 
 
 def serve(directory: Path) -> int:
@@ -459,7 +320,7 @@ def serve(directory: Path) -> int:
     server, address = make_server(
         coordinator, token, spec.config.num_members, bind_host=spec.bind_host, tls=spec.tls
     )
-    place = _Place(spec, address, mandate)
+    place = KeptPlace(spec, address, mandate)
     mandate.keep(end_fenced, place.keep)
     signal.signal(signal.SIGTERM, lambda *_: coordinator.stop("the coordinator was told to end"))
     try:

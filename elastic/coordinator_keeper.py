@@ -56,6 +56,17 @@ class CoordinatorKeeper:
         self._watch = Watch()
         self._num_starts += 1
 
+    def stay(self) -> bool:
+        """After a completed run: start a coordinator that was killed again, as agents may not have heard the
+        end from it; False when that was done too often.
+        """
+        if self._current is None or self._current.poll() in (None, 0):
+            return True
+        if self._num_starts >= MAX_STARTS:
+            return False
+        self.start()
+        return True
+
     def note_step(self, step: int) -> None:
         """A step is in the history: a new one shows that the coordinator is of use."""
         if step > self._newest_step:

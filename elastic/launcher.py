@@ -262,6 +262,8 @@ class Launcher:
             # too. An agent that was only just started when the coordinator ended never hears the end.
             if self._completed and not self._interrupts and self._is_script_at_work():
                 bound_s = time.monotonic() + FAILED_GRACE_S
+                if not self._coordinator.stay():
+                    break  # the agents will not hear that the run is over
             elif time.monotonic() >= bound_s:
                 break
             time.sleep(POLL_S)
@@ -291,9 +293,10 @@ class Launcher:
 
 
 def _clear(directory: Path) -> None:
-    """Remove the files of a directory of ours."""
-    for path in directory.iterdir() if directory.is_dir() else ():
-        path.unlink(missing_ok=True)
+    """Remove our files from a directory."""
+    for pattern in ("epoch-*", "held-*", "part-*", "state-*"):
+        for path in directory.glob(pattern):
+            path.unlink(missing_ok=True)
 
 
 def _pid_in(path: Path) -> int | None:
