@@ -64,9 +64,7 @@ def run_ours(directory: Path, faults: Sequence[str], steps: int, width: int, tim
         return OursRun(error=f"exit status {status}: {' '.join(command)}; see {directory / 'launch.log'}")
     records = list(read_history(directory / "events.jsonl"))
     recoveries = read_report(directory).recoveries
-    return OursRun(
-        losses=tuple(losses(records, recoveries, SLICES)), joins=tuple(joins(records, recoveries))
-    )
+    return OursRun(losses=tuple(losses(records, recoveries, SLICES)), joins=tuple(joins(records, recoveries)))
 
 
 def run_torchft(

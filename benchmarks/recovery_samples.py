@@ -1,4 +1,4 @@
-"""What bench_recovery makes of histories: losses and joins of one run, each beside a step of that run. Pure."""
+"""What bench_recovery makes of histories: losses and joins of a run, each beside a step of that run. Pure."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class LossSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinSample:
-    """A returning worker. `ready_s` from its start until it can join, `joined_s` until the first step with it;
-    `pause_s` is the longest time between two steps of the others meanwhile.
+    """A returning worker. `ready_s` is from its start until it can join, `joined_s` until the first step with
+    it; `pause_s` is the longest time between two steps of the others meanwhile.
     """
 
     step_s: float
