@@ -150,18 +150,11 @@ def drop_backend() -> None:
     world's client alive all the same (a constant in it, say, that is an array), all are dropped from then on:
     of the world that is just left the script may still hold arrays, of the one before it no more.
     """
-    keeps_traces = not any(client() is not None for client in _dropped_clients)
-    if not keeps_traces:
-        _kept_traces.clear()
+    of_older_worlds = list(_dropped_clients)
     _dropped_clients[:] = map(weakref.ref, xla_bridge._backends.values())
-    api.effects_barrier()  # type: ignore[no-untyped-call]
+    api.effects_barrier()
     xla_bridge._clear_backends()
-    for cache, function in list(util._caches.items()):
-        if _name_of(function) not in _kept_traces:
-            cache.cache_clear()
-    pjit._cpp_pjit_cache_fun_only.clear()
-    pjit._cpp_pjit_cache_explicit_attributes.clear()
-    _jax.PjitFunctionCache.clear_all()
+    _clear_caches()
     # Programs that one process compiled for all stay here for good, and with them their backend and its
     # client, which aborts this process when its service ends, some generations later.
     compiler._compile_and_share_module.modules_cache.clear()  # type: ignore[attr-defined]
@@ -172,6 +165,19 @@ def drop_backend() -> None:
     state.process_id = 0
     state.num_processes = 1
     gc.collect()
+    if any(client() is not None for client in of_older_worlds):
+        _kept_traces.clear()
+        _clear_caches()
+        gc.collect()
+
+
+def _clear_caches() -> None:
+    for cache, function in list(util._caches.items()):
+        if _name_of(function) not in _kept_traces:
+            cache.cache_clear()
+    pjit._cpp_pjit_cache_fun_only.clear()
+    pjit._cpp_pjit_cache_explicit_attributes.clear()
+    _jax.PjitFunctionCache.clear_all()
 
 
 def _name_of(function: str) -> str:
