@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).with_name("dropped_backends.py")
 BOUND_S = 120
 
@@ -16,6 +18,7 @@ def free_addresses(num: int) -> list[str]:
     return addresses
 
 
+@pytest.mark.timeout(2 * BOUND_S)
 def test_dropped_backends_are_gone_though_a_program_was_compiled_for_all():
     """One that stays keeps its client, which aborts the process once the service of that world ends."""
     command = [sys.executable, str(SCRIPT)]
