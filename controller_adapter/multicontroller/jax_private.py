@@ -16,10 +16,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import api, cache_key, compiler, distributed, pjit, util, xla_bridge
+from jax._src import api, cache_key, compiler, core, distributed, pjit, util, xla_bridge
 from jax.experimental import multihost_utils
 from jaxlib import _jax
 
+from controller_adapter.multicontroller.trace_watch import names_devices
 from reshard.errors import UsageError
 
 TRIED = ("0.10.1", "0.10.2")
@@ -146,7 +147,8 @@ def drop_backend() -> None:
     """Drop the backend, the client and every cache that refers to them; the process can connect again
     afterwards.
 
-    Traced programs know shapes and no devices, so they stay for the next world. Should one keep an older
+    Traced programs know shapes and no devices, so they stay for the next world; where one was traced that
+    does name devices, all are dropped, then and from then on (`watch_traces`). Should one keep an older
     world's client alive all the same (a constant in it, say, that is an array), all are dropped from then on:
     of the world that is just left the script may still hold arrays, of the one before it no more.
     """
@@ -178,6 +180,20 @@ def _clear_caches() -> None:
     pjit._cpp_pjit_cache_fun_only.clear()
     pjit._cpp_pjit_cache_explicit_attributes.clear()
     _jax.PjitFunctionCache.clear_all()
+
+
+def watch_traces() -> None:
+    """Look through each program that is traced from now on, when it is called outside of any other."""
+    infer_params: Any = pjit._infer_params
+
+    def watched(*arguments: Any) -> Any:
+        is_outermost = bool(_kept_traces) and core.trace_state_clean()
+        params, values = infer_params(*arguments)
+        if is_outermost and names_devices(params.params["jaxpr"]):
+            _kept_traces.clear()
+        return params, values
+
+    setattr(pjit, "_infer_params", watched)  # noqa: B010 (its parameters are of no concern here)
 
 
 def _name_of(function: str) -> str:

@@ -28,6 +28,7 @@ class MulticontrollerRuntime:
     def __init__(self) -> None:
         jax_private.check_version()
         jax_private.share_compile_cache()
+        jax_private.watch_traces()
         gc.collect()
         # What is imported by now stays: the collection when a world is dropped looks only at the rest.
         gc.freeze()
