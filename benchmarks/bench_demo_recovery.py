@@ -30,7 +30,7 @@ EARLIEST_STEP = 10
 
 
 def options() -> Namespace:
-    made = parser(__doc__ or "", "recovery.json")
+    made = parser(__doc__ or "", "demo_recovery.json")
     made.add_argument("--runs", type=int, default=None, help="demo runs (default 5; smoke 1)")
     made.add_argument("--steps", type=int, default=None, help="steps of each (default 120; smoke 40)")
     made.add_argument("--slices", type=int, default=3, help="slices of each (default: %(default)s)")
@@ -38,7 +38,10 @@ def options() -> Namespace:
         "--seed", type=int, default=1, help="fixes slices, steps and moments (default: %(default)s)"
     )
     made.add_argument(
-        "--out", type=Path, default=RUNS / "recovery", help="directory of the runs (default: %(default)s)"
+        "--out",
+        type=Path,
+        default=RUNS / "demo_recovery",
+        help="directory of the runs (default: %(default)s)",
     )
     made.add_argument(
         "--timeout-s", type=float, default=300, help="give a run up after so long (default: %(default)s)"
@@ -105,7 +108,7 @@ def main() -> None:
     exit_on_sigterm()
     load_before = load1()
     print(
-        f"recovery: {given.runs} demo runs of {given.steps} steps, a kill in each, seed {given.seed}"
+        f"demo recovery: {given.runs} demo runs of {given.steps} steps, a kill in each, seed {given.seed}"
         f" (load {load_before})"
     )
     print("bound    1 steady step (a recovery ends with the first new one)")
@@ -162,7 +165,7 @@ def main() -> None:
     if not is_quiet(load_before, 0):
         print(f"the machine was not quiet before the start (load {load_before}): do not quote these figures")
     hand_over(
-        "recovery",
+        "demo_recovery",
         {
             "seed": given.seed,
             "steps": given.steps,

@@ -94,18 +94,16 @@ def measure_peer(given: Namespace, found: dict[str, list[dict[str, Any]]], faile
                 print(f"  torchft {heartbeat_s} {kind}: FAILED {told}", flush=True)
                 continue
             found.setdefault(f"{heartbeat_s} {kind}", []).append(told)
-            print(
-                f"  torchft {heartbeat_s} s {kind} mttr {told['recovery_s']:.3f} s,"
-                f" step {told['step_s']:.3f}",
-                flush=True,
-            )
+            took_s, step_s = told["recovery_s"], told["step_s"]
+            print(f"  torchft {heartbeat_s} s {kind} mttr {took_s:.3f} s, step {step_s:.3f}", flush=True)
 
 
 def show(ours: dict[str, Any], peers: dict[str, Any], bounds: dict[str, str]) -> None:
     def row(title: str, distribution: dict[str, float] | None) -> None:
         if distribution:
             p50, p90, most = (distribution[name] for name in ("p50", "p90", "max"))
-            print(f"{title:<34} p50 {p50:7.3f}  p90 {p90:7.3f}  max {most:7.3f} s  of {distribution['num']}")
+            num = distribution["num"]
+            print(f"{title:<34} p50 {p50:7.3f}  p90 {p90:7.3f}  max {most:7.3f} s  of {num}")
 
     for kind in ("KILL", "STOP"):
         figures = ours[kind]

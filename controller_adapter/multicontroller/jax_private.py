@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import gc
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from jax._src import api, cache_key, compiler, distributed, xla_bridge
+from jax._src import api, cache_key, compiler, core, distributed, pjit, util, xla_bridge
 from jax.experimental import multihost_utils
 from jaxlib import _jax
 
+from controller_adapter.multicontroller.trace_watch import names_devices
 from reshard.errors import UsageError
 
 TRIED = ("0.10.1", "0.10.2")
@@ -32,6 +34,32 @@ _MEETINGS = {
     for name in ("assert_equal", "broadcast_one_to_all", "process_allgather", "sync_global_devices")
 }
 """What waits for all processes of the runtime."""
+
+_kept_traces = {
+    "_cached_abstract_eval",
+    "_cached_closed_call_dce_instantiate",
+    "_cached_trace_to_jaxpr",
+    "_broadcast_shapes_cached",
+    "_dce_jaxpr",
+    "_dce_jaxpr_pjit",
+    "_fori_scan_body_fun",
+    "_infer_params_cached",
+    "_linearize_jaxpr",
+    "_move_binders_to_front",
+    "_partial_eval_jaxpr_nounits",
+    "_prune_closed_jaxpr_outputs",
+    "close_jaxpr",
+    "convert_constvars_jaxpr",
+    "current_jaxpr_eqn_context",
+    "jaxpr_const_args",
+    "jaxpr_has_prim_requiring_devices",
+    "separate_consts",
+    "trace_to_jaxpr",
+}
+"""Caches of JAX, by the functions they are of, that hold traced programs and nothing of devices: most of what
+a first step costs when its program is in the persistent cache. Looked for with 0.10.2, one by one."""
+_dropped_clients: list[weakref.ref[Any]] = []
+"""The clients of the backends dropped last."""
 
 
 def check_version() -> None:
@@ -128,8 +156,17 @@ class _KeptClient:
 def drop_backend() -> None:
     """Drop the backend, the client and every cache that refers to them; the process can connect again
     afterwards.
+
+    Traced programs know shapes and no devices, so they stay for the next world; where one was traced that
+    does name devices, all are dropped, then and from then on (`watch_traces`). Should one keep an older
+    world's client alive all the same (a constant in it, say, that is an array), all are dropped from then on:
+    of the world that is just left the script may still hold arrays, of the one before it no more.
     """
-    api.clear_backends()
+    of_older_worlds = list(_dropped_clients)
+    _dropped_clients[:] = map(weakref.ref, xla_bridge._backends.values())
+    api.effects_barrier()
+    xla_bridge._clear_backends()
+    _clear_caches()
     # Programs that one process compiled for all stay here for good, and with them their backend and its
     # client, which aborts this process when its service ends, some generations later.
     compiler._compile_and_share_module.modules_cache.clear()  # type: ignore[attr-defined]
@@ -140,6 +177,39 @@ def drop_backend() -> None:
     state.process_id = 0
     state.num_processes = 1
     gc.collect()
+    if any(client() is not None for client in of_older_worlds):
+        _kept_traces.clear()
+        _clear_caches()
+        gc.collect()
+
+
+def _clear_caches() -> None:
+    for cache, function in list(util._caches.items()):
+        if _name_of(function) not in _kept_traces:
+            cache.cache_clear()
+    pjit._cpp_pjit_cache_fun_only.clear()
+    pjit._cpp_pjit_cache_explicit_attributes.clear()
+    _jax.PjitFunctionCache.clear_all()
+
+
+def watch_traces() -> None:
+    """Look through each program that is traced from now on, when it is called outside of any other."""
+    infer_params: Any = pjit._infer_params
+
+    def watched(*arguments: Any) -> Any:
+        is_outermost = bool(_kept_traces) and core.trace_state_clean()
+        params, values = infer_params(*arguments)
+        if is_outermost and names_devices(params.params["jaxpr"]):
+            _kept_traces.clear()
+        return params, values
+
+    setattr(pjit, "_infer_params", watched)  # noqa: B010 (its parameters are of no concern here)
+
+
+def _name_of(function: str) -> str:
+    """The name in `<function NAME at 0x…>`, which is how JAX names its caches."""
+    words = function.split()
+    return words[1] if words[0] == "<function" and len(words) > 1 else function
 
 
 def share_compile_cache() -> None:

@@ -31,6 +31,7 @@ class MulticontrollerRuntime:
         jax_private.check_version()
         jax_private.bind_collectives(bind_host)
         jax_private.share_compile_cache()
+        jax_private.watch_traces()
         gc.collect()
         # What is imported by now stays: the collection when a world is dropped looks only at the rest.
         gc.freeze()

@@ -202,6 +202,8 @@ class Agent:
         self.shadow = 0
         self.unsettled = None
         worker = self.host.worker
+        if worker is not None:
+            worker.hear_fence(keeps_runtime=command.keep_runtime)
         if command.leave_out:
             self._end_quietly()
         elif worker is not None and worker.state is WorkerState.IN_WORLD:

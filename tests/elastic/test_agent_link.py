@@ -134,6 +134,24 @@ def test_fence_takes_back_a_world_that_was_not_entered_yet(link: AgentLink, agen
     assert link.wait_world() is None
 
 
+def test_kept_runtime_is_let_go_by_a_fence_that_keeps_none_while_a_world_is_waited_for(
+    link: AgentLink, agent: FakeAgent
+) -> None:
+    released = threading.Event()
+    link.release = released.set
+    agent.say(Fence(slice_index=0, generation=3, keep_runtime=True))
+    assert agent.next() == Unwound(generation=3)
+    assert link.keeps_runtime()
+    waiting = threading.Thread(target=link.wait_world, daemon=True)
+    waiting.start()
+    agent.say(Fence(slice_index=0, generation=4))
+    assert released.wait(BOUND_S)
+    assert not link.keeps_runtime()
+    agent.say(EnterWorld(world=WORLD))
+    waiting.join(BOUND_S)
+    assert not waiting.is_alive()
+
+
 def test_boundary_holds_for_its_own_generation_only(link: AgentLink, agent: FakeAgent) -> None:
     in_world(link, agent)
     agent.say(StopAfter(member=0, generation=2, step=7))

@@ -48,6 +48,7 @@ def build_job(seed: int) -> Job:
         rejoin_after_steps=draw.choice((0, 0, 3)),
         max_starts=30,
         persist_every=draw.choice((None, 2, 4)),
+        keeps_runtime=draw.random() < 0.7,
     )
     for _ in range(draw.choice((0, 1, 1, 2, 2, 3, 4, 6))):
         _plan_fault(job, draw)
