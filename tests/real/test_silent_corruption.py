@@ -60,7 +60,7 @@ SCRIPT = """
                 for number, batch in world.batches(Points(), global_batch=12, num_steps={steps}):
                     state, metrics = step(state, batch)
                     jax.block_until_ready(state)
-                    time.sleep({pause_s})
+                    time.sleep({pause_s} * (1 if len(world.slices) == 3 else 3))
                     if number == {flip_at} and os.environ["ELASTIC_SLICE"] == "1" and not FLAG.exists():
                         FLAG.touch()
                         state = {{**state, "w": flip(state["w"])}}
