@@ -16,18 +16,20 @@ REPEATS = 3
 SHARE = 1e-3
 """What it may take of the time, but for the slowest devices, which `MAX_PAUSE_S` keeps being timed."""
 MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 10.0
+FIRST_AFTER_S = 10.0
+"""How long after the beginning of a world: its program is compiled then, which no recovery waits for."""
 
 
 class DevicePace:
     """Times a few small matrix products on each of `devices` at once, when it is their turn.
 
-    The first time comes a while after the world began, so that its program is compiled outside of a recovery.
+    Made at the beginning of a world.
     """
 
     def __init__(self, devices: Sequence[jax.Device], now: Callable[[], float] = time.perf_counter) -> None:
         self._devices = devices
         self._now = now
-        self._due_s = now() + MIN_PAUSE_S
+        self._due_s = now() + FIRST_AFTER_S
         self._program: Callable[[Any], Any] | None = None
         self._inputs: list[jax.Array] = []
 

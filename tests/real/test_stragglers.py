@@ -31,7 +31,7 @@ def test_slice_whose_devices_are_slow_is_told(tmp_path: Path) -> None:
     """Its timed program has ten times as much to do, which is what a slow device looks like from outside."""
     prepare = """
         import elastic.device_pace as pace
-        pace.MIN_PAUSE_S = pace.MAX_PAUSE_S = 0.1
+        pace.FIRST_AFTER_S = pace.MIN_PAUSE_S = pace.MAX_PAUSE_S = 0.1
         pace.PRODUCTS *= 10 if SLICE == "2" else 1
     """
     run = launch(tmp_path, "pass", *OPTIONS, prepare=prepare, read="time.sleep(0.02)", steps=200)
