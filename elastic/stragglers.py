@@ -16,6 +16,8 @@ from elastic.records import Record, StepCommitted, StragglerOver, StragglerSeen,
 from reshard.errors import UsageError
 
 WHERES = ("input", "device")
+MAX_WINDOWS = 4
+"""Windows of a slice's samples that are kept while the others' are not there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +84,11 @@ class StragglerWatch:
             self._samples["device"][record.slice_index].append(record.device_s)
         told: list[StragglerSeen | StragglerOver] = []
         for where in WHERES:
+            own = self._samples[where][record.slice_index]
+            del own[: -MAX_WINDOWS * self.rule.window(where)]  # where another slice tells nothing
             samples = self._samples[where]
-            if len(self.world) > 1 and all(len(own) >= self.rule.window(where) for own in samples.values()):
-                medians = {index: statistics.median(own) for index, own in samples.items()}
+            if len(self.world) > 1 and all(len(o) >= self.rule.window(where) for o in samples.values()):
+                medians = {index: statistics.median(told_s) for index, told_s in samples.items()}
                 self._samples[where] = {index: [] for index in self.world}
                 told += self._judge(where, medians, record)
         return told

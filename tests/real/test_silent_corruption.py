@@ -13,6 +13,8 @@ from elastic.records import CopiesCompared, CorruptionSuspected, LossDetected, o
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(600)]
 
 FLIP_AT = 20
+STEPS = 150
+"""Enough for a worker to start again meanwhile."""
 
 SCRIPT = """
     import os, pathlib, time
@@ -55,10 +57,10 @@ SCRIPT = """
                 placed = {{"w": everywhere, "n": everywhere}}
                 state = world.restore(init, placed)
                 step = jax.jit(step_fn, donate_argnums=0, out_shardings=(placed, None))
-                for number, batch in world.batches(Points(), global_batch=12, num_steps=40):
+                for number, batch in world.batches(Points(), global_batch=12, num_steps={steps}):
                     state, metrics = step(state, batch)
                     jax.block_until_ready(state)
-                    time.sleep({pause_s})
+                    time.sleep({pause_s} * (1 if len(world.slices) == 3 else 3))
                     if number == {flip_at} and os.environ["ELASTIC_SLICE"] == "1" and not FLAG.exists():
                         FLAG.touch()
                         state = {{**state, "w": flip(state["w"])}}
@@ -66,10 +68,12 @@ SCRIPT = """
 """
 
 
-def launch(tmp_path: Path, *options: str, pause_s: float = 0.0) -> Run:
+def launch(tmp_path: Path, *options: str, pause_s: float = 0.0, steps: int = 40) -> Run:
     script, directory = tmp_path / "train.py", tmp_path / "run"
     flag = str(tmp_path / "flag")
-    script.write_text(textwrap.dedent(SCRIPT).format(flip_at=FLIP_AT, pause_s=pause_s, flag=flag))
+    script.write_text(
+        textwrap.dedent(SCRIPT).format(flip_at=FLIP_AT, pause_s=pause_s, steps=steps, flag=flag)
+    )
     wanted = ("--slices", "3", "--devices-per-host", "2", "--out", str(directory), *options)
     return finish(start(tmp_path, "launch", *wanted, "--", str(script)), directory)
 
@@ -77,8 +81,8 @@ def launch(tmp_path: Path, *options: str, pause_s: float = 0.0) -> Run:
 def test_slice_with_a_flipped_bit_is_thrown_out_and_comes_back_with_the_state_of_the_others(
     tmp_path: Path,
 ) -> None:
-    run = launch(tmp_path, "--rejoin-after-steps", "3", pause_s=0.1)
-    assert_nothing_lost(run, steps=40)
+    run = launch(tmp_path, "--rejoin-after-steps", "3", pause_s=0.1, steps=STEPS)
+    assert_nothing_lost(run, steps=STEPS)
     (loss,) = of_kind(run.records, LossDetected)
     assert (loss.slice_index, loss.detector) == (1, "checksum")
     assert loss.cause == f"its copy of ['w'] of step {FLIP_AT} differs from the majority's"
