@@ -95,8 +95,8 @@ class Watch:
 
 NEVER = 1 << 30
 MAY_BE_UNPROVED = {"journals_agree", "restored_equals_captured"}
-"""Of these a fault may take the proof along: the word of a step that was captured, the digest of a restore that
-the next fault broke off. The final state, which is exact, proves as much.
+"""Of these a fault may take the proof along: the word of a step that was captured, the digest of a restore
+that the next fault broke off. The final state, which is exact, proves as much.
 """
 SETTLE_S = 3.0
 """What a fault leads to has begun by then."""
