@@ -14,7 +14,6 @@ import queue
 import signal
 import sys
 import time
-from collections import deque
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,11 @@ import msgspec
 from elastic.agent_beat import Beat
 from elastic.agent_buddies import AgentPull, BuddyKeeper
 from elastic.agent_persist import Persister
-from elastic.agent_stream import CoordinatorStream, StreamLost
+from elastic.agent_prepare import Preparer
+from elastic.agent_said import Said
+from elastic.agent_shadow import ShadowRunner
+from elastic.agent_standby import WarmWorker
+from elastic.agent_stream import STALE, CoordinatorStream, StreamLost
 from elastic.agent_tasks import ArenaTasks, Verified
 from elastic.events import (
     AgentAttached,
@@ -63,8 +66,10 @@ from elastic.events import (
     host_of,
 )
 from elastic.job import JobSpec, load_job, load_token
+from elastic.join_events import HostPrepared, PrepareHost
 from elastic.leash import watch_leash
 from elastic.protocol import (
+    CommitsKept,
     EnterWorld,
     Heartbeat,
     Hello,
@@ -75,13 +80,22 @@ from elastic.protocol import (
     Reserved,
     StateDescribed,
     StepTold,
+    TakeTurn,
     Unwound,
     WorkerCommitted,
     WorldRebuilt,
 )
 from elastic.refusals import RefusalTally
+from elastic.shadow_events import EndShadow, EnterShadow, StartShadow
 from elastic.wire import FramedSocket
-from elastic.worker_process import PID_FILE, WorkerExit, WorkerProcess, start_time, write_pid
+from elastic.worker_process import (
+    PID_FILE,
+    WorkerExit,
+    WorkerProcess,
+    describe_end,
+    start_time,
+    write_pid,
+)
 from elastic.worker_socket import WorkerSocket
 from reshard.errors import ElasticError, InsufficientMemoryError
 from snapshot.arena import Arena
@@ -93,14 +107,8 @@ FAILED_GRACE_S = 1.0
 """How long a worker may go on after the job has failed."""
 LOOK_EVERY_S = 0.1
 """How often the worker's process is looked at; what ends it is told by the kernel at once."""
-MAX_COMMITS = 4096
-COMMITS_AGAIN_S = 10.0
-"""Commits told so long before the coordinator was last heard are told again after a break."""
 ADOPT_S = 2.0
 """How long a new agent waits for the worker of an earlier one to connect, before it attaches."""
-
-_SAID_AGAIN = (Fenced, Staged, LaidOut, Rebuilt, StepFailed, LeftWorld, Finished)
-"""What the coordinator waits for: told again after the stream was broken."""
 
 
 class LeashCut:
@@ -108,13 +116,13 @@ class LeashCut:
 
 
 class Agent:
-    """The sidecar of slice `slice_index`; `run` returns when the job is over."""
+    """The sidecar of slice `member`; `run` returns when the job is over."""
 
-    def __init__(self, spec: JobSpec, token: str, slice_index: int) -> None:
+    def __init__(self, spec: JobSpec, token: str, member: int) -> None:
         self._spec = spec
-        self._slice = slice_index
+        self._member = member
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._arena = Arena.create(spec.job_id, host_of(slice_index), root=spec.shm_root)
+        self._arena = Arena.create(spec.job_id, host_of(member), root=spec.shm_root)
         self.generation = 0
         self._worker: WorkerProcess | None = None
         self._worker_state = WorkerState.NONE
@@ -124,20 +132,22 @@ class Agent:
         self._stopped_since_s: float | None = None
         self._fence_pending = False
         self._ending: str = ""
+        self._lost_cause = ""
+        """Why there is no worker, if it was lost."""
         self._failure_told = False
         self._refused = RefusalTally()
         self._server = DataPlaneServer(
             self._arena,
             token,
             lambda: self.generation,
-            bind_host=spec.bind_host_of(slice_index),
+            bind_host=spec.bind_host_of(member),
             tls=spec.tls,
             on_refused=partial(self._refused.count, "data-plane"),
         )
         self._server.start()
         self._tasks = ArenaTasks(
             self._arena,
-            slice_index,
+            member,
             token,
             tls=spec.tls,
             persist_root=spec.persist_root,
@@ -147,17 +157,20 @@ class Agent:
         if spec.persist is not None:
             replicas = spec.config.replicas
             self._persister = Persister(
-                spec.persist, spec.job_id, slice_index, replicas, self._arena, self._inbox.put
+                spec.persist, spec.job_id, member, replicas, self._arena, self._inbox.put
             )
         self._pull = AgentPull(token, spec.tls)
-        host, replicas = host_of(slice_index), spec.config.replicas
+        host, replicas = host_of(member), spec.config.replicas
         self._buddies = BuddyKeeper(self._arena, host, replicas, self._pull, self._inbox.put)
         self._buddies.start()
-        self._socket = WorkerSocket(spec.socket_path(slice_index), self._inbox.put, self._refused)
-        self._stream = CoordinatorStream(spec, token, slice_index, self._inbox.put)
+        self._room = Preparer(self._arena, member, replicas, self._inbox.put)
+        self._socket = WorkerSocket(spec.socket_path(member), self._inbox.put, self._refused)
+        self._warm = WarmWorker(spec, member, self._arena.directory, self._inbox.put)
+        self._shadow = ShadowRunner(spec, member, self._send, self._inbox.put)
+        count_stale = partial(self._refused.count, "control", STALE)
+        self._stream = CoordinatorStream(spec, token, member, self._inbox.put, count_stale)
         self._over = False
-        self._said: dict[type[Any], Any] = {}
-        self._commits: deque[tuple[float, StepTold]] = deque(maxlen=MAX_COMMITS)
+        self._said = Said()
         self._end_by_s: float | None = None
         self._beat = Beat(self._send_beat, spec.heartbeat_s, spec.agent_stuck_s)
         self._next_life_s = 0.0
@@ -209,27 +222,20 @@ class Agent:
         self._stream.attach(
             self.generation,
             AgentAttached(
-                slice_index=self._slice,
+                member=self._member,
                 worker=self._worker_state,
                 worker_pid=self._worker.pid if self._worker else 0,
                 generation=self.generation,
                 data_address=self._server.address,
+                agent_pid=os.getpid(),
+                lost_cause=self._lost_cause,
             ),
         )
-        # What was under way when the stream broke is lost with it; the history would lack these steps.
-        since_s = self._stream.heard_s - COMMITS_AGAIN_S
-        for sent_s, told in tuple(self._commits):
-            if sent_s >= since_s:
-                self._stream.send(self.generation, told)
-        for event in self._said.values():
-            if event.generation == self.generation:
-                self._send(event)
+        for event in self._said.again(self.generation):
+            self._stream.send(self.generation, event)
 
     def _send(self, event: Any) -> None:
-        if isinstance(event, _SAID_AGAIN):
-            self._said[type(event)] = event
-        if isinstance(event, StepTold):
-            self._commits.append((time.monotonic(), event))
+        self._said.note(event)
         self._stream.send(self.generation, event)
 
     def _send_beat(self) -> None:
@@ -242,6 +248,8 @@ class Agent:
 
     def _close(self) -> None:
         self._beat.close()
+        self._warm.close()
+        self._shadow.end()
         self._buddies.close()
         if self._persister is not None:
             self._persister.cancel()
@@ -262,12 +270,13 @@ class Agent:
         elif isinstance(item, LeashCut):
             self._over = True
         elif isinstance(item, StreamLost):
+            self._shadow.end()  # the next coordinator knows nothing of it
             self._attach()
         elif isinstance(item, Verified):
             self._verified(item)
         elif isinstance(item, Replicated):
             self._to_worker(item)
-        elif isinstance(item, Staged | DigestDone | SharePersisted | Persisted):
+        elif isinstance(item, Staged | DigestDone | SharePersisted | Persisted | HostPrepared):
             self._send(item)
         elif isinstance(item, tuple):
             self._hear_worker(*item)
@@ -280,11 +289,14 @@ class Agent:
             self._over = True
         if now_s >= self._next_life_s:
             self._next_life_s = now_s + LIFE_EVERY_S
+            self._shadow.look_after()
+            if self._worker is not None:
+                self._worker.memory.look()
             self._to_worker(Heartbeat(unix_s=time.time()))
             for told in self._refused.take() if self._stream.is_attached else ():
                 self._stream.send(self.generation, told)
-        if self._stream.is_mute() and not self._stream.job_ended:
-            self._attach()  # packets are lost without a word: the old connection would be tried for minutes
+        if not self._stream.job_ended and (self._stream.is_elsewhere() or self._stream.is_mute()):
+            self._attach()  # where packets are lost without a word, the old connection is tried for minutes
         if self._worker is None or self._ending or self._stream.job_ended:
             return
         if self._stream.is_silent_for(self._spec.lease_s):
@@ -306,46 +318,48 @@ class Agent:
         """End a worker that hangs, and say so at once: what it shared with others is broken from now on."""
         assert self._worker is not None
         self._ending = cause
+        self._lost_cause = f"the worker was ended: {cause}"
         self._worker.kill()
         self._send(
             WorkerLost(
-                slice_index=self._slice,
+                member=self._member,
                 pid=self._worker.pid,
-                cause=f"the worker was ended: {cause}",
+                cause=self._lost_cause,
                 detector=detector,
                 last_life_unix_s=self._heard_unix_s,
             )
         )
 
     def _worker_ended(self, exit_: WorkerExit) -> None:
+        if self._warm.ended(exit_) or self._shadow.ended(exit_):
+            return  # nothing but a process less to fall back on
         if self._worker is None or self._worker.pid != exit_.pid:
             return
         told, told_failure = self._ending, self._failure_told
-        state = self._worker_state
+        state, evidence = self._worker_state, self._worker.memory.evidence()
         self._forget_worker()
         if self._stream.job_ended:
             self._over = True
         elif told:
             pass  # we ended it, and have said so
         elif exit_.is_loss:
+            self._lost_cause = str(exit_)
             self._send(
                 WorkerLost(
-                    slice_index=self._slice,
+                    member=self._member,
                     pid=exit_.pid,
-                    cause=str(exit_),
+                    cause=f"{exit_} ({evidence})" if evidence else str(exit_),
                     detector="process-exit",
                     aborted=exit_.status == -signal.SIGABRT,
+                    killed_by=exit_.signal_name,
+                    evidence=evidence,
                     last_life_unix_s=time.time(),
                 )
             )
         elif not told_failure:
-            where = (
-                "before its session began" if state is WorkerState.STARTING else "in the middle of the job"
-            )
-            log = self._spec.directory / "logs" / f"worker-{self._slice}.log"
-            self._send(
-                WorkerFailed(slice_index=self._slice, error=f"{exit_} {where}; its output is in {log}")
-            )
+            log = self._spec.directory / "logs" / f"worker-{self._member}.log"
+            error = f"{describe_end(exit_, state)}; its output is in {log}"
+            self._send(WorkerFailed(member=self._member, error=error))
         if self._fence_pending:
             self._report_fenced()
 
@@ -367,6 +381,7 @@ class Agent:
             self._meet(connection, message)
             return
         if connection is not self._connection:
+            self._shadow.hear(connection, message)
             return
         self._heard_s, self._heard_unix_s = time.monotonic(), time.time()
         if isinstance(message, WorkerCommitted):
@@ -374,6 +389,7 @@ class Agent:
             self._send(StepTold(record=record, checksums=message.checksums))
             if message.checksums:
                 self._captured(message.generation, message.step)
+            self._warm.committed()
         elif isinstance(message, Reserve):
             self._to_worker(self._reserve(message))
         elif isinstance(message, Unwound):
@@ -387,7 +403,7 @@ class Agent:
                 self._persister.loop_ended()
             self._send(
                 Finished(
-                    slice_index=self._slice,
+                    member=self._member,
                     generation=message.generation,
                     step=message.step,
                     snapshots=self._tasks.snapshots(),  # the digest verifies what it reads
@@ -409,11 +425,14 @@ class Agent:
         if self._persister is not None:
             self._persister.captured(generation, step)
 
-    def _meet(self, connection: FramedSocket, hello: Hello) -> None:
+    def _meet(self, connection: FramedSocket, hello: Hello, *, was_warm: bool = False) -> None:
+        if self._warm.meet(connection, hello) or self._shadow.meet(connection, hello):
+            return
         if self._worker is None or hello.pid != self._worker.pid:
             self._socket.refuse(connection, "unknown-sender", hello.pid)  # a stale incarnation, or a stranger
             return
         self._connection = connection
+        self._worker.memory.look()  # by now it is in the control group that limits it
         self._heard_s, self._heard_unix_s = time.monotonic(), time.time()
         if hello.generation:
             self._worker_state = WorkerState.IN_WORLD
@@ -421,16 +440,13 @@ class Agent:
             self._buddies.captured_before(hello.generation)
         else:
             self._worker_state = WorkerState.READY
+            self._to_worker(TakeTurn())  # one that stood by waits for it
             if self._stream.is_attached:
-                self._send(WorkerReady(slice_index=self._slice, pid=hello.pid))
+                self._send(WorkerReady(member=self._member, pid=hello.pid, was_warm=was_warm))
 
     def _reserve(self, wanted: Reserve) -> Reserved:
         try:
-            self._arena.reserve(
-                wanted.slot_bytes,
-                journal_record_bytes=wanted.journal_record_bytes,
-                journal_records=wanted.journal_records,
-            )
+            self._room.reserve(wanted.slot_bytes, wanted.journal_record_bytes, wanted.journal_records)
             if wanted.buddy_bytes:
                 self._buddies.reserve(wanted.buddy_bytes)
         except InsufficientMemoryError as error:
@@ -449,7 +465,7 @@ class Agent:
             snapshot = self._tasks.summary_of(message.restored_step, message.generation)
         self._send(
             Rebuilt(
-                slice_index=self._slice,
+                member=self._member,
                 generation=message.generation,
                 snapshot=snapshot,
                 form_s=message.form_s,
@@ -467,7 +483,7 @@ class Agent:
         if verified.generation == self.generation and not self._fence_pending:
             self._send(
                 Fenced(
-                    slice_index=self._slice,
+                    member=self._member,
                     generation=self.generation,
                     worker=self._worker_state,
                     snapshots=verified.snapshots,
@@ -486,17 +502,22 @@ class Agent:
             self._end_quietly(command.why)
         elif isinstance(command, Assign):
             self._worker_state = WorkerState.IN_WORLD
-            self._said.clear()  # the fencing and the fetching before this world are over
+            self._said.forget()  # the fencing and the fetching before this world are over
             self._to_worker(EnterWorld(world=command.world))
         elif isinstance(command, Peers):
             self._pull.addresses = command.addresses
         elif isinstance(command, StopAfter | AuditAfter | TakeStacks):
             self._to_worker(command)
+        elif isinstance(command, PrepareHost):
+            self._room.prepare(command)
         elif isinstance(command, Stage):
             self._tasks.stage(command, lambda: self.generation, self._inbox.put)
         elif isinstance(command, StagePersisted):
             self._tasks.stage_persisted(command, lambda: self.generation, self._inbox.put)
+        elif isinstance(command, CommitsKept):
+            self._said.kept(command)
         elif isinstance(command, PersistSettled):
+            self._said.settled(command)
             if self._persister is not None:
                 self._persister.settled(command)
         elif isinstance(command, FinishPersist):
@@ -507,6 +528,8 @@ class Agent:
         elif isinstance(command, ResetHost):
             self._end_quietly("its slice had been given up")
             self._attach()
+        elif isinstance(command, StartShadow | EnterShadow | EndShadow):
+            self._shadow.obey(command, self._worker.pid if self._worker else None)
         elif isinstance(command, Shutdown):
             self._shut_down(command.completed)
 
@@ -517,7 +540,9 @@ class Agent:
         self._buddies.leave()
         if self._persister is not None:
             self._persister.cancel()
-        self._said.clear()  # of a world that is over
+        self._said.forget()  # of a world that is over
+        self._shadow.end()
+        self._warm.recovering(has_worker=self._worker is not None)
         self._fence_pending = True
         if command.leave_out:
             self._end_quietly("told to leave")
@@ -529,10 +554,19 @@ class Agent:
     def _start_worker(self) -> None:
         if self._worker is not None:
             self._end_quietly("another takes its place")
-        self._worker = WorkerProcess.start(self._spec, self._slice, self._inbox.put)
+        self._said.forget_worker()
+        self._lost_cause = ""
+        warm = self._warm.take()
+        self._worker = (
+            warm.process if warm else WorkerProcess.start(self._spec, self._member, self._inbox.put)
+        )
         self._worker_state = WorkerState.STARTING
         self._heard_s = time.monotonic()
         write_pid(self._arena.directory / PID_FILE, self._worker.pid)
+        if warm is not None:
+            warm.go_on()
+            if warm.connection is not None:
+                self._meet(warm.connection, Hello(pid=warm.process.pid, generation=0), was_warm=True)
 
     def _end_quietly(self, why: str) -> None:
         """End the worker because we were told so: that is no loss to report."""
@@ -556,9 +590,9 @@ class Agent:
 
 def main() -> int:
     """Run the agent of a slice."""
-    directory, slice_index = Path(sys.argv[1]), int(sys.argv[2])
+    directory, member = Path(sys.argv[1]), int(sys.argv[2])
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    return Agent(load_job(directory), load_token(directory), slice_index).run()
+    return Agent(load_job(directory), load_token(directory), member).run()
 
 
 if __name__ == "__main__":

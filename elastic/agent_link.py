@@ -31,7 +31,8 @@ from elastic.events import (
     WorldSpec,
     host_of,
 )
-from elastic.job import WORKER_HEARTBEAT_S, JobSpec
+from elastic.job import ENV_STANDBY, ROLE_SHADOW, WORKER_HEARTBEAT_S, JobSpec
+from elastic.parent_death import outlive_parent
 from elastic.ports import JobOver, Room
 from elastic.protocol import (
     WORKER_CODEC,
@@ -44,6 +45,7 @@ from elastic.protocol import (
     Reserve,
     Reserved,
     StateDescribed,
+    TakeTurn,
     Unwound,
     WorkerCommitted,
     WorldRebuilt,
@@ -68,9 +70,9 @@ class AgentLink:
     from a thread.
     """
 
-    def __init__(self, spec: JobSpec, slice_index: int, unblock: Callable[[], None]) -> None:
+    def __init__(self, spec: JobSpec, member: int, unblock: Callable[[], None]) -> None:
         self._spec = spec
-        self._slice = slice_index
+        self._member = member
         self._unblock = unblock
         self._changed = threading.Condition()
         self._connection: FramedSocket | None = None
@@ -85,6 +87,11 @@ class AgentLink:
         self._held: Captured | None = None
         """A capture that is told with the commit of its step."""
         self._replicated: Replicated | None = None
+        self._release_due = False
+        """Whether a runtime that was kept for a next world is to be let go."""
+        self._keeps_runtime = False
+        self.release: Callable[[], None] | None = None
+        """Lets go of a runtime that was kept; called from the thread that waits for a world."""
         self._end: JobEnded | None = None
         self._rescue: threading.Thread | None = None
         self._heard_s = time.monotonic()
@@ -95,16 +102,27 @@ class AgentLink:
         self._said: dict[type[object], object] = {}
         """What was told in this world, for an agent that takes over and may not have heard it."""
         self._arenas: dict[HostId, Arena] = {}
+        role = os.environ.get(ENV_STANDBY, "")
+        self._is_shadow = role == ROLE_SHADOW
+        self._has_turn = threading.Event()
+        """Set for a worker; a process that stands by goes on from its session when it is."""
+        if not role:
+            self._has_turn.set()
         self._connect()
         threading.Thread(target=self._read, name="agent-link", daemon=True).start()
+        self._has_turn.wait()
+        if role and not self._is_shadow:
+            outlive_parent()  # it is the worker now: another agent may adopt it
         threading.Thread(target=self._beat, name="agent-heartbeat", daemon=True).start()
 
     # ---- Link: waiting and looking ----
 
     def wait_world(self) -> WorldSpec | None:
         """Block until the next world is assigned; None when the job has ended."""
+        while self._is_to_release():
+            if self.release is not None:
+                self.release()
         with self._changed:
-            self._changed.wait_for(lambda: self._next_world is not None or self._end is not None)
             world, self._next_world = self._next_world, None
             if self._end is not None and not self._end.completed:
                 raise JobOver("the job was stopped")
@@ -116,6 +134,20 @@ class AgentLink:
                     self._unheard.clear()
                     self._said.clear()
             return world
+
+    def _is_to_release(self) -> bool:
+        """Wait for a world, or the end; True when, before that, what was kept is not needed any more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._release_due or self._is_told())
+            is_due, self._release_due = self._release_due and not self._is_told(), False
+            return is_due
+
+    def _is_told(self) -> bool:
+        return self._next_world is not None or self._end is not None
+
+    def keeps_runtime(self) -> bool:
+        """Whether the next world may go on in the runtime of the one that is left."""
+        return self._keeps_runtime
 
     def is_fenced(self, generation: int) -> bool:
         """Whether the world of `generation` has been given up."""
@@ -144,9 +176,9 @@ class AgentLink:
             return generation < self._fenced_below
 
     def arenas(self) -> Mapping[HostId, Arena]:
-        """This host's arena."""
-        if not self._arenas:
-            host = host_of(self._slice)
+        """This host's arena; none for a shadow, which keeps nothing."""
+        if not self._arenas and not self._is_shadow:
+            host = host_of(self._member)
             self._arenas[host] = Arena.attach(self._spec.job_id, host, root=self._spec.shm_root)
         return self._arenas
 
@@ -200,7 +232,7 @@ class AgentLink:
 
     def laid_out(self, generation: int, layout: Layout, lacking: str = "") -> None:
         """Tell where each box of the world's state is, or is to be; see `Link`."""
-        told = LaidOut(slice_index=self._slice, generation=generation, layout=layout, lacking=lacking)
+        told = LaidOut(member=self._member, generation=generation, layout=layout, lacking=lacking)
         self._tell(told)
 
     def described(self, tree: TreeDescription) -> None:
@@ -210,7 +242,7 @@ class AgentLink:
     def captured(self, host: HostId, generation: int, step: int, checksums: bytes, *, is_audit: bool) -> None:
         """Tell the checksums of a capture (with the commit of its step, if one follows), or of an audit."""
         captured = Captured(
-            slice_index=host.slice_index,
+            member=self._member,
             generation=generation,
             step=step,
             checksums=checksums,
@@ -240,7 +272,7 @@ class AgentLink:
     def left(self, generation: int) -> None:
         """Tell that the loop has stopped at a boundary as told, or has rehearsed."""
         self._tell_held()
-        self._tell(LeftWorld(slice_index=self._slice, generation=generation))
+        self._tell(LeftWorld(member=self._member, generation=generation))
 
     def ended(self, generation: int, step: int) -> None:
         """Tell that the training loop has come to its end."""
@@ -249,15 +281,15 @@ class AgentLink:
 
     def step_failed(self, generation: int, error: str, devices: str | None = None) -> None:
         """Tell that a step failed in a way that a lost peer may explain; see `Link`."""
-        self._tell(StepFailed(slice_index=self._slice, generation=generation, error=error, devices=devices))
+        self._tell(StepFailed(member=self._member, generation=generation, error=error, devices=devices))
 
     def user_failed(self, error: str, exit_status: int) -> None:
         """Tell that the user's code raised."""
-        self._tell(WorkerFailed(slice_index=self._slice, error=error, exit_status=exit_status))
+        self._tell(WorkerFailed(member=self._member, error=error, exit_status=exit_status))
 
     def preempted(self) -> None:
         """Tell that this worker was told to leave (SIGTERM)."""
-        self._tell(PreemptionNotice(slice_index=self._slice))
+        self._tell(PreemptionNotice(member=self._member))
 
     def unwound(self, generation: int) -> None:
         """Tell that the devices of every world before the newest generation are dropped."""
@@ -275,6 +307,8 @@ class AgentLink:
         self._reserved = None
 
     def _tell(self, message: object) -> None:
+        if self._is_shadow and not isinstance(message, LeftWorld | StepFailed | WorkerFailed):
+            return  # a shadow of a world has nothing else to tell
         with self._told:
             if isinstance(message, WorkerCommitted):
                 self._commits.append(message)
@@ -292,7 +326,7 @@ class AgentLink:
                 self._unheard.append(message)
 
     def _connect(self) -> None:
-        path = str(self._spec.socket_path(self._slice))
+        path = str(self._spec.socket_path(self._member))
         deadline_s = time.monotonic() + self._spec.lease_s
         while True:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -327,6 +361,8 @@ class AgentLink:
                 continue
             if self._end is not None:
                 return
+            if not self._has_turn.is_set() or self._is_shadow:
+                os._exit(0)  # it stands by for this agent only
             try:
                 self._connect()
             except ElasticError:
@@ -335,7 +371,10 @@ class AgentLink:
     def _take(self, message: object) -> None:
         self._heard_s = time.monotonic()
         if isinstance(message, TakeStacks):
-            self._tell(report_stacks(self._spec.directory, self._slice, message.generation))
+            self._tell(report_stacks(self._spec.directory, self._member, message.generation))
+            return
+        if isinstance(message, TakeTurn):
+            self._has_turn.set()
             return
         with self._changed:
             if isinstance(message, EnterWorld):
@@ -343,6 +382,8 @@ class AgentLink:
             elif isinstance(message, Fence):
                 self._fenced_below = max(self._fenced_below, message.generation)
                 self._next_world = None
+                self._keeps_runtime = message.keep_runtime
+                self._release_due = not message.keep_runtime
             elif isinstance(message, StopAfter):
                 self._stop = message
             elif isinstance(message, AuditAfter):
@@ -374,7 +415,7 @@ class AgentLink:
     def _beat(self) -> None:
         while self._end is None:
             self._tell(Heartbeat(unix_s=time.time()))
-            if time.monotonic() - self._heard_s > self._spec.lease_s:
+            if not self._is_shadow and time.monotonic() - self._heard_s > self._spec.lease_s:
                 os._exit(
                     LEASE_EXIT_STATUS
                 )  # the agent hangs: somebody else may go on without this slice by now

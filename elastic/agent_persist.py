@@ -96,14 +96,14 @@ class Persister:
         self,
         spec: PersistSpec,
         job_id: str,
-        slice_index: int,
+        member: int,
         replicas: int,
         arena: Arena,
         tell: Callable[[Any], None],
     ) -> None:
         self._spec = spec
         self._job_id = job_id
-        self._slice = slice_index
+        self._member = member
         self._replicas = replicas
         self._arena = arena
         self._tell = tell
@@ -115,6 +115,7 @@ class Persister:
         self._unsettled: tuple[int, int] | None = None
         """Generation and step that was begun last, until all hosts' shares are put together, or given up."""
         self._facts: dict[tuple[int, int], PersistFacts] = {}
+        self._finishing: set[tuple[int, int]] = set()
 
     def describe(self, tree: TreeDescription) -> None:
         """The worker tells how its state's tree looks."""
@@ -128,7 +129,7 @@ class Persister:
             if self._unsettled is not None and not self._give_up_late():
                 why = f"the tier is too slow: step {self._unsettled[1]} was still being written"
                 self._left_out = SharePersisted(
-                    slice_index=self._slice, generation=generation, step=step, error=why, left_out=True
+                    member=self._member, generation=generation, step=step, error=why, left_out=True
                 )
             else:
                 self._begin(generation, step)
@@ -143,6 +144,10 @@ class Persister:
 
     def finish(self, command: FinishPersist) -> None:
         """Put the shares of all hosts together for good; tells Persisted."""
+        snapshot = (command.generation, command.step)
+        if snapshot in self._finishing:
+            return  # told again by a coordinator that has taken over
+        self._finishing.add(snapshot)
         threading.Thread(target=self._finish, args=(command,), name="persist-finish", daemon=True).start()
 
     def cancel(self) -> None:
@@ -259,7 +264,7 @@ class Persister:
         layout = facts.layout
         self._tell(
             Persisted(
-                slice_index=self._slice,
+                member=self._member,
                 generation=command.generation,
                 step=command.step,
                 snapshot=SnapshotSummary(
@@ -277,11 +282,11 @@ class Persister:
         return begin(self._spec.directory, step, generation, epoch=self._spec.epoch)
 
     def _tell_share(self, generation: int, step: int, error: str) -> None:
-        self._tell(SharePersisted(slice_index=self._slice, generation=generation, step=step, error=error))
+        self._tell(SharePersisted(member=self._member, generation=generation, step=step, error=error))
 
     def _tell_failed(self, command: FinishPersist, error: str) -> None:
         self._tell(
-            Persisted(slice_index=self._slice, generation=command.generation, step=command.step, error=error)
+            Persisted(member=self._member, generation=command.generation, step=command.step, error=error)
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -53,7 +54,7 @@ class ArenaTasks:
     def __init__(
         self,
         arena: Arena,
-        slice_index: int,
+        member: int,
         token: str = "",
         *,
         fetch: Fetch | None = None,
@@ -62,8 +63,8 @@ class ArenaTasks:
         count_writes: bool = False,
     ) -> None:
         self._arena = arena
-        self._slice = slice_index
-        self._pieces = PieceFetcher(arena, host_of(slice_index), token, fetch=fetch, tls=tls)
+        self._member = member
+        self._pieces = PieceFetcher(arena, host_of(member), token, fetch=fetch, tls=tls)
         self._persist_root = persist_root
         self._count_writes = count_writes
         self._journal: JournalReader | None = None
@@ -110,7 +111,7 @@ class ArenaTasks:
         return StepCommitted(
             unix_s=time.time(),
             generation=message.generation,
-            slice_index=self._slice,
+            slice_index=self._member,
             step=message.step,
             position=entry.position - len(ids) if entry else 0,
             sample_ids=ids,
@@ -123,6 +124,9 @@ class ArenaTasks:
             cache_misses=message.cache_misses,
             skipped=message.skipped,
             interval_steps=message.interval_steps,
+            host_s=message.host_s,
+            device_s=message.device_s,
+            loss_is_finite=message.loss is None or math.isfinite(message.loss),
         )
 
     def _journal_entry(self, message: WorkerCommitted, *, reopen: bool = False) -> JournalRecord | None:
@@ -174,7 +178,7 @@ class ArenaTasks:
             rejected, self._rejected = self._rejected, ()
             send(
                 Staged(
-                    slice_index=self._slice,
+                    member=self._member,
                     generation=command.generation,
                     error=error,
                     rejected=rejected,
@@ -230,7 +234,7 @@ class ArenaTasks:
         except (ElasticError, OSError):
             digest = ""  # overwritten by a newer snapshot meanwhile: the report says "unknown"
         return DigestDone(
-            slice_index=self._slice,
+            member=self._member,
             generation=command.generation,
             step=command.step,
             purpose=command.purpose,
@@ -240,7 +244,7 @@ class ArenaTasks:
     def _digest(self, command: ComputeDigest) -> str:
         if command.is_persisted and self._persist_root is not None:
             return digest_from_disk(self._persist_root, command)
-        host = host_of(self._slice)
+        host = host_of(self._member)
         return digest_from_memory(command, host, self._pieces, count_writes=self._count_writes)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -148,6 +148,7 @@ def _run(
     persist_dir: Path | None,
     persist_every: int,
     persist_keep: int,
+    warm: bool,
     tls: TlsFiles | None = None,
     hosts: HostsSpec | None = None,
     lease_s: float,
@@ -172,6 +173,7 @@ def _run(
             persist=persist,
             tls=tls,
             cadence=snapshot_every,
+            warm=warm,
             hosts=hosts or HostsSpec(),
             lease_s=lease_s,
         )
@@ -181,14 +183,19 @@ def _run(
 def _config(
     *,
     slices: int,
+    spares: int,
     min_slices: int,
     devices_per_host: int,
     replicas: int | None,
     rejoin_after_steps: int | None,
     rehearsals: int,
+    precompile: bool,
+    reconnect: bool,
     audit_every: int,
+    on_corruption: Literal["throw-out", "warn"],
     count_writes: bool,
     quarantine_s: float,
+    straggler_factor: float,
     wait_s: float,
     hang_after_s: float | None,
     lease_s: float,
@@ -196,19 +203,25 @@ def _config(
 ) -> Config:
     from elastic.quarantine import Flapping
     from elastic.state import Config, Timing
+    from elastic.stragglers import StragglerRule
 
     return Config(
         num_slices=slices,
+        spares=spares,
         min_slices=min_slices,
         devices_per_host=devices_per_host,
         replicas=max(slices, 1) if replicas is None else replicas,
         rejoin_after_steps=rejoin_after_steps,
         rehearsals=rehearsals,
+        precompile=precompile,
+        keeps_runtime=not reconnect,
         persists=persists,
         audit_every=audit_every,
+        on_corruption=on_corruption,
         count_writes=count_writes,
         timing=Timing(wait_s=wait_s, hang_after_s=hang_after_s, lease_s=lease_s),
         flapping=Flapping(base_s=quarantine_s),
+        stragglers=StragglerRule(factor=straggler_factor),
     )
 
 

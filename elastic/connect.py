@@ -20,11 +20,11 @@ def open_session(*, seed: int | None) -> Session:
     if directory is None:
         return _open_local(seed)
     spec = load_job(Path(directory))
-    slice_index = os.environ.get(ENV_SLICE, "0")
-    if not slice_index.isdecimal():
-        raise UsageError(f"{ENV_SLICE}={slice_index!r} is no slice index")
+    member = os.environ.get(ENV_SLICE, "0")
+    if not member.isdecimal():
+        raise UsageError(f"{ENV_SLICE}={member!r} is no slice index")
     watch_leash(lambda: os._exit(1))
-    link, runtime = find_adapter(spec.adapter).connect(spec, int(slice_index))
+    link, runtime = find_adapter(spec.adapter).connect(spec, int(member))
     return Session(spec, link, runtime)
 
 

@@ -31,19 +31,20 @@ _RECONNECT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorPlace:
-    """Where a coordinator listens, its process, and the name in its certificate ("" without TLS)."""
+    """Where a coordinator listens, its process and epoch, and the name in its certificate ("": no TLS)."""
 
     address: str
     pid: int
     tls_name: str = ""
+    epoch: int = 0
 
 
-def write_place(directory: Path, address: str, tls: TlsFiles | None) -> None:
-    """Let those who can read the run's directory find this process's service."""
+def write_place(directory: Path, address: str, tls: TlsFiles | None, epoch: int = 0) -> None:
+    """Let those who can read the run's directory find this process's service, instead of an older one's."""
     name = "" if tls is None else certificate_name(tls)
-    place = CoordinatorPlace(address=address, pid=os.getpid(), tls_name=name)
+    place = CoordinatorPlace(address=address, pid=os.getpid(), tls_name=name, epoch=epoch)
     path = directory / COORDINATOR_FILE
-    unfinished = path.with_suffix(".part")
+    unfinished = path.with_suffix(f".part-{os.getpid()}")
     unfinished.write_bytes(msgspec.json.encode(place))
     unfinished.replace(path)
 

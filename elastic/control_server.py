@@ -47,11 +47,15 @@ class Desk(Protocol):
         """Take in an agent's first message; returns its queue of commands. Raises WireError."""
         ...
 
-    def hear(self, slice_index: int, outbox: queue.SimpleQueue[Any], envelope: pb.Envelope) -> None:
+    def may_command(self) -> bool:
+        """Whether what is in the queues of commands may still go out."""
+        ...
+
+    def hear(self, member: int, outbox: queue.SimpleQueue[Any], envelope: pb.Envelope) -> None:
         """Take in one message of an attached agent. Raises WireError."""
         ...
 
-    def detach(self, slice_index: int, outbox: queue.SimpleQueue[Any]) -> None:
+    def detach(self, member: int, outbox: queue.SimpleQueue[Any]) -> None:
         """An agent's stream has ended."""
         ...
 
@@ -111,22 +115,20 @@ class ControlService(ControlServicer):
             outbox = self._desk.attach(first)
         except WireError as error:
             self._refuse(context, error)
-        reader = threading.Thread(target=self._read, args=(first.slice_index, outbox, requests), daemon=True)
+        reader = threading.Thread(target=self._read, args=(first.member, outbox, requests), daemon=True)
         reader.start()
-        while (envelope := outbox.get()) is not CLOSED:
+        while (envelope := outbox.get()) is not CLOSED and self._desk.may_command():
             yield envelope
 
-    def _read(
-        self, slice_index: int, outbox: queue.SimpleQueue[Any], requests: Iterator[pb.Envelope]
-    ) -> None:
+    def _read(self, member: int, outbox: queue.SimpleQueue[Any], requests: Iterator[pb.Envelope]) -> None:
         try:
             for envelope in requests:
-                self._desk.hear(slice_index, outbox, envelope)
+                self._desk.hear(member, outbox, envelope)
         except (grpc.RpcError, WireError) as error:
             if isinstance(error, WireError):
-                self._desk.refuse(f"slice {slice_index}", str(error), "bad-message")
+                self._desk.refuse(f"slice {member}", str(error), "bad-message")
         finally:
-            self._desk.detach(slice_index, outbox)
+            self._desk.detach(member, outbox)
 
     def Note(self, request: pb.Envelope, context: grpc.ServicerContext) -> pb.Ack:
         """A record from outside the job."""

@@ -13,7 +13,7 @@ class StepFailed:
     found, "" if they are well. `devices` is None as long as they have not been probed.
     """
 
-    slice_index: int
+    member: int
     generation: int
     error: str
     devices: str | None = None
@@ -23,7 +23,7 @@ class StepFailed:
 class TakeStacks:
     """No step ends in time: let the worker write its threads' stacks to a file, and tell where it is."""
 
-    slice_index: int
+    member: int
     generation: int
 
 
@@ -33,7 +33,7 @@ class StacksTaken:
     runtime. `where` names the function, for people.
     """
 
-    slice_index: int
+    member: int
     generation: int
     in_script: bool
     where: str

@@ -2,7 +2,8 @@
 
 Everything here crosses a process boundary as msgspec-encoded data, so nothing holds a reference, a clock or a
 handle.
-A slice is a fault domain; in this version it has one host, so a slice index names both.
+`member` names a host of the job, by its number: what an agent and its worker are addressed by. A slice is a
+fault domain; in this version it has one host, so the number of a member is the index of its slice.
 """
 
 from __future__ import annotations
@@ -14,7 +15,17 @@ from typing import Literal
 from elastic.detector_events import StacksTaken as StacksTaken
 from elastic.detector_events import StepFailed as StepFailed
 from elastic.detector_events import TakeStacks as TakeStacks
+from elastic.join_events import HostPrepared, PrepareHost
 from elastic.records import Record
+from elastic.shadow_events import (
+    EndShadow,
+    EndShadowService,
+    EnterShadow,
+    ShadowServiceReady,
+    ShadowTold,
+    StartShadow,
+    StartShadowService,
+)
 from reshard.batch_sizes import NewSteps
 from reshard.boxes import Box
 from reshard.holdings import Holding
@@ -76,6 +87,8 @@ class WorldSpec:
     newest_committed: int
     rehearsal: bool
     replicas: int
+    seats: tuple[int, ...] = ()
+    """The logical index of each of `slices`; () where they are the same."""
     audit_every: int = 0
     """Captures from one audit of all copies on the devices to the next (0: only when ordered)."""
     restore_generation: int | None = None
@@ -88,6 +101,8 @@ class WorldSpec:
     """The worlds in which the steps after the restored one were new; this one comes last."""
     count_writes: bool = False
     """Whether the restore counts that each element is written exactly once."""
+    runtime_generation: int = 0
+    """The generation in whose runtime, still connected, this world goes on; 0: a new one is connected."""
 
 
 # ---- events: agent → coordinator ---------------------------------------------------------------------------
@@ -97,50 +112,61 @@ class WorldSpec:
 class AgentAttached:
     """An agent has (again) connected; `worker` is what it found running, `generation` the newest it knows.
 
-    It then tells again what its worker said last in this world: Rebuilt, StepFailed, LeftWorld, Finished.
+    It then tells again what may not have been heard (`elastic.agent_said`).
     """
 
-    slice_index: int
+    member: int
     worker: WorkerState
     worker_pid: int
     generation: int
     data_address: str
+    agent_pid: int = 0
+    """The agent's own process: another one has lost what the one before was doing."""
+    lost_cause: str = ""
+    """Why there is no worker, where it was lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentLost:
     """An agent's stream broke or its heartbeat is too old."""
 
-    slice_index: int
+    member: int
     detector: str
     last_life_unix_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReady:
-    """A worker has reached its session and waits for a world."""
+    """A worker has reached its session and waits for a world. `was_warm`: it stood by there already."""
 
-    slice_index: int
+    member: int
     pid: int
+    was_warm: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLost:
-    """A worker process ended, or was ended because it hung. `aborted`: it ended itself (SIGABRT)."""
+    """A worker process ended, or was ended because it hung. `aborted`: it ended itself (SIGABRT).
 
-    slice_index: int
+    `killed_by` names the signal, where nobody on this side sent it; `evidence` says what speaks for want of
+    memory.
+    """
+
+    member: int
     pid: int
     cause: str
     detector: str
     last_life_unix_s: float
     aborted: bool = False
+    killed_by: str = ""
+    evidence: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFailed:
     """The user's code raised: not a loss. The job must stop with this message, and exit with this status."""
 
-    slice_index: int
+    member: int
     error: str
     exit_status: int = 1
 
@@ -149,14 +175,14 @@ class WorkerFailed:
 class PreemptionNotice:
     """The worker was told (SIGTERM) that it must leave soon."""
 
-    slice_index: int
+    member: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fenced:
     """A host is out of every world before `generation`; these verified snapshots are in its memory."""
 
-    slice_index: int
+    member: int
     generation: int
     worker: WorkerState
     snapshots: tuple[SnapshotSummary, ...]
@@ -167,7 +193,7 @@ class Fenced:
 class Staged:
     """A host has, verified, all it was told to fetch; or it says why not. `rejected`: copies passed over."""
 
-    slice_index: int
+    member: int
     generation: int
     error: str = ""
     rejected: tuple[str, ...] = ()
@@ -180,7 +206,7 @@ class Rebuilt:
     It has captured it again as `snapshot` (None if the state is fresh).
     """
 
-    slice_index: int
+    member: int
     generation: int
     snapshot: SnapshotSummary | None
     form_s: float
@@ -194,7 +220,7 @@ class Committed:
     `compile_s` is what the step spent in compiling.
     """
 
-    slice_index: int
+    member: int
     generation: int
     step: int
     checksums: bytes = b""
@@ -209,7 +235,7 @@ class LaidOut:
     tells it has not the box named.
     """
 
-    slice_index: int
+    member: int
     generation: int
     layout: Layout
     lacking: str = ""
@@ -223,7 +249,7 @@ class Captured:
     hold, array by array in the order of the layout, devices in the order of the mesh.
     """
 
-    slice_index: int
+    member: int
     generation: int
     step: int
     checksums: bytes
@@ -234,7 +260,7 @@ class Captured:
 class LeftWorld:
     """A worker has stopped at a step boundary as told (or has rehearsed) and waits to be fenced."""
 
-    slice_index: int
+    member: int
     generation: int
 
 
@@ -242,7 +268,7 @@ class LeftWorld:
 class Finished:
     """A worker's training loop has come to its end; the host's snapshots at that moment."""
 
-    slice_index: int
+    member: int
     generation: int
     step: int
     snapshots: tuple[SnapshotSummary, ...] = ()
@@ -252,7 +278,7 @@ class Finished:
 class DigestDone:
     """An agent has computed the digest of a whole state ("" when the snapshot was overwritten meanwhile)."""
 
-    slice_index: int
+    member: int
     generation: int
     step: int
     purpose: Literal["captured", "restored", "final"]
@@ -266,7 +292,7 @@ class SharePersisted:
     `left_out`: it was due, but the one before was not settled yet, so no host begins it.
     """
 
-    slice_index: int
+    member: int
     generation: int
     step: int
     error: str = ""
@@ -280,7 +306,7 @@ class Persisted:
     `snapshot` tells its layout and position; it has no holdings. `persisted_bytes` are those of its arrays.
     """
 
-    slice_index: int
+    member: int
     generation: int
     step: int
     snapshot: SnapshotSummary | None = None
@@ -297,6 +323,14 @@ class ServiceReady:
 
     generation: int
     address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceLost:
+    """The runtime service of a generation has died, or is stopped and answers nobody."""
+
+    generation: int
+    cause: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,8 +371,19 @@ AgentEvent = (
     | DigestDone
     | SharePersisted
     | Persisted
+    | ShadowTold
+    | HostPrepared
 )
-Event = AgentEvent | AgentLost | ServiceReady | PersistedFound | StopRequested | Tick
+Event = (
+    AgentEvent
+    | AgentLost
+    | ServiceReady
+    | ServiceLost
+    | ShadowServiceReady
+    | PersistedFound
+    | StopRequested
+    | Tick
+)
 
 
 # ---- commands: coordinator → agents and shell --------------------------------------------------------------
@@ -348,14 +393,14 @@ Event = AgentEvent | AgentLost | ServiceReady | PersistedFound | StopRequested |
 class StartWorker:
     """Start the slice's worker process; an older one is ended first."""
 
-    slice_index: int
+    member: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndWorker:
     """End the slice's worker process now."""
 
-    slice_index: int
+    member: int
     why: str
 
 
@@ -366,16 +411,18 @@ class Fence:
     With `leave_out` the worker has been told to leave: it ends, and is reported as NONE.
     """
 
-    slice_index: int
+    member: int
     generation: int
     leave_out: bool = False
+    keep_runtime: bool = False
+    """Whether the worker holds on to its runtime: the next world may go on in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopAfter:
     """Let the worker stop at the boundary after `step` (or at its next one, if that is later)."""
 
-    slice_index: int
+    member: int
     generation: int
     step: int
 
@@ -384,7 +431,7 @@ class StopAfter:
 class AuditAfter:
     """Let the worker's first capture of `step` or later be an audit; if that is over, nothing."""
 
-    slice_index: int
+    member: int
     generation: int
     step: int
 
@@ -398,7 +445,7 @@ class Stage:
     The coordinator's shell fills in `addresses`: where each slice's agent serves its shards.
     """
 
-    slice_index: int
+    member: int
     generation: int
     step: int
     layout: Layout
@@ -416,7 +463,7 @@ class StagePersisted:
     Answered by Staged. `layout` is that of the snapshot.
     """
 
-    slice_index: int
+    member: int
     generation: int
     step: int
     layout: Layout
@@ -431,7 +478,7 @@ class FinishPersist:
     `restored_steps` tells which steps the job has left behind: generation and restored step of each world.
     """
 
-    slice_index: int
+    member: int
     generation: int
     step: int
     restored_steps: tuple[tuple[int, int], ...] = ()
@@ -443,7 +490,7 @@ class PersistSettled:
     the next one may begin.
     """
 
-    slice_index: int
+    member: int
     generation: int
     step: int
     failed: bool
@@ -453,7 +500,7 @@ class PersistSettled:
 class Peers:
     """Where the other slices' agents serve their shards; sent whenever that changes."""
 
-    slice_index: int
+    member: int
     addresses: dict[int, str]
 
 
@@ -461,7 +508,7 @@ class Peers:
 class Assign:
     """Form this world."""
 
-    slice_index: int
+    member: int
     world: WorldSpec
 
 
@@ -472,7 +519,7 @@ class ComputeDigest:
     With `is_persisted` it is read from the persistent tier.
     """
 
-    slice_index: int
+    member: int
     generation: int
     step: int
     of_generation: int
@@ -490,14 +537,14 @@ class ResetHost:
     Its snapshots may stay: they name their generation, and what a later world left behind is not chosen.
     """
 
-    slice_index: int
+    member: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shutdown:
     """The job is over: let the worker end (or end it), drop the memory, exit."""
 
-    slice_index: int
+    member: int
     completed: bool
 
 
@@ -532,10 +579,14 @@ AgentCommand = (
     | ComputeDigest
     | ResetHost
     | Shutdown
+    | PrepareHost
+    | StartShadow
+    | EnterShadow
+    | EndShadow
 )
-Command = AgentCommand | StartService | Write
+Command = AgentCommand | StartService | StartShadowService | EndShadowService | Write
 
 
-def host_of(slice_index: int) -> HostId:
-    """The one host of a slice."""
-    return HostId(slice_index=slice_index)
+def host_of(member: int) -> HostId:
+    """The host of a member."""
+    return HostId(slice_index=member)

@@ -29,6 +29,9 @@ TOKEN_MODE = 0o600
 LOCK_FILE = ".lock"
 HISTORY_FILE = "events.jsonl"
 COORDINATOR_FILE = "coordinator.json"
+ARBITER_DIRECTORY = "arbiter"
+LOG_DIRECTORY = "coordinator-log"
+"""What a coordinator keeps for the one after it."""
 
 WORKER_HEARTBEAT_S = 1.0
 """How often a worker's link tells its agent that the process lives."""
@@ -38,6 +41,10 @@ WORKER_SILENT_S = 20.0
 ENV_DIRECTORY = "ELASTIC_DIR"
 ENV_SLICE = "ELASTIC_SLICE"
 ENV_LEASH_FD = "ELASTIC_LEASH_FD"
+ENV_STANDBY = "ELASTIC_STANDBY"
+"""Set for a process that waits at its session until it gets its turn; its value is the role it then takes."""
+ROLE_WARM = "warm"
+ROLE_SHADOW = "shadow"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +101,8 @@ class JobSpec:
     """How often the state is captured."""
     copy_threads: int | None = None
     """Threads that a worker copies snapshots with; None: as many as the machine's processors allow."""
+    warm: bool = True
+    """Whether each agent keeps a process ready for its worker's place."""
     heartbeat_s: float = 0.2
     agent_dead_s: float = 0.8
     """Silence after which an agent counts as away. With one heartbeat more it is within 1 s; the longest gap
@@ -105,7 +114,13 @@ class JobSpec:
     worker_silent_s: float = WORKER_SILENT_S
     """How long a worker that is not stopped may send no heartbeat before it is ended."""
     lease_s: float = 30.0
-    """How long a worker goes on without an agent."""
+    """How long a worker goes on without an agent, and an agent's worker without a coordinator."""
+    coordinator_lease_s: float = 3.0
+    """How long a coordinator may command without having renewed its right to (`elastic.mandate`), and so how
+    long another waits before it takes over from one that hangs."""
+    arbiter: Path | None = None
+    """The directory of the arbiter's records; None: in the run's own. All machines on which a coordinator of
+    the job may run must see it."""
 
     def __post_init__(self) -> None:
         timing = self.config.timing
@@ -122,6 +137,9 @@ class JobSpec:
             lease_s=self.lease_s,
         )
         check_order(agent_dead_s=self.agent_dead_s, agent_stuck_s=self.agent_stuck_s)
+        check_order(
+            heartbeat_s=self.heartbeat_s, coordinator_lease_s=self.coordinator_lease_s, lease_s=self.lease_s
+        )
         if self.lease_s > timing.lease_s:
             raise UsageError(
                 f"two worlds could train: workers go on alone for lease_s ({self.lease_s:g} s), the machine"
@@ -130,21 +148,26 @@ class JobSpec:
             )
 
     @property
+    def arbiter_directory(self) -> Path:
+        """Where the arbiter's records are."""
+        return self.arbiter or self.directory / ARBITER_DIRECTORY
+
+    @property
     def persist_root(self) -> Path | None:
         """The directory of the persistent tier, None without one."""
         return None if self.persist is None else self.persist.directory
 
-    def on_host(self, slice_index: int) -> tuple[str, ...]:
+    def on_host(self, member: int) -> tuple[str, ...]:
         """What goes before the command of this slice's agent."""
-        return tuple(word.replace("{slice}", str(slice_index)) for word in self.host_prefix)
+        return tuple(word.replace("{slice}", str(member)) for word in self.host_prefix)
 
-    def bind_host_of(self, slice_index: int) -> str:
+    def bind_host_of(self, member: int) -> str:
         """The address on which this slice's agent and worker listen."""
-        return (self.agent_bind_host or self.bind_host).replace("{slice}", str(slice_index))
+        return (self.agent_bind_host or self.bind_host).replace("{slice}", str(member))
 
-    def socket_path(self, slice_index: int) -> Path:
+    def socket_path(self, member: int) -> Path:
         """The unix socket between a slice's agent and its worker, in the host's directory of the arena."""
-        return job_directory(self.shm_root, self.job_id) / str(host_of(slice_index)) / "agent.sock"
+        return job_directory(self.shm_root, self.job_id) / str(host_of(member)) / "agent.sock"
 
 
 @contextlib.contextmanager

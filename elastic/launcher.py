@@ -16,25 +16,36 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
 import grpc
 import msgspec
+import tenacity
 
 from elastic import control_pb2 as pb
+from elastic.agent_standby import WARM_FILE
 from elastic.control_channel import bearer, open_channel, read_place
 from elastic.control_pb2_grpc import ControlStub
-from elastic.job import COORDINATOR_FILE, ENV_LEASH_FD, HISTORY_FILE, JobSpec, save_job
+from elastic.coordinator_keeper import CoordinatorKeeper
+from elastic.file_arbiter import FileArbiter
+from elastic.job import COORDINATOR_FILE, ENV_LEASH_FD, HISTORY_FILE, LOG_DIRECTORY, JobSpec, save_job
 from elastic.protocol import CONTROL_CODEC
-from elastic.records import FaultInjected, Record, RunEnded, ServiceStarted, decode_record
+from elastic.records import (
+    FaultInjected,
+    Record,
+    RunEnded,
+    ServiceStarted,
+    StepCommitted,
+    decode_record,
+)
 from elastic.worker_process import PID_FILE, is_stopped, start_time
 from reshard.errors import ElasticError, JobFailedError
 from snapshot.job import JobLock
 
 _PR_SET_CHILD_SUBREAPER = 36
-SPARE_PID_FILE = "spare.pid"
 POLL_S = 0.05
 AGENT_STOPPED_S = 6.0
 """How long an agent may be stopped (SIGSTOP) before it is replaced: longer than its slice is waited for."""
@@ -78,42 +89,55 @@ class Launcher:
         self._lock = JobLock.acquire(spec.job_id, root=spec.shm_root)
         self._token = save_job(spec)
         self._leash_read, self._leash_write = os.pipe()
-        self._coordinator: subprocess.Popen[bytes] | None = None
+        for directory in (spec.arbiter_directory, spec.directory / LOG_DIRECTORY):
+            _clear(directory)  # of an earlier job in this directory
+        self._coordinator = CoordinatorKeeper(
+            partial(self._spawn, "coordinator", "elastic.coordinator", str(spec.directory)),
+            FileArbiter(spec.arbiter_directory),
+            spec.directory / "logs" / "coordinator.log",
+        )
         self._agents: dict[int, subprocess.Popen[bytes]] = {}
         self._service_pid: int | None = None
         self._stopped_since_s: dict[int, float] = {}
         self._interrupts = 0
+        self._is_end_heard = False
         self._completed = False
         self._stop_by_s: float | None = None
 
     # ---- what the chaos tooling may aim at ----
 
-    def worker_pid(self, slice_index: int) -> int | None:
+    def worker_pid(self, member: int) -> int | None:
         """The process of a slice's worker, also of one that is only just starting."""
-        return _pid_in(self.arena(slice_index) / PID_FILE)
+        return _pid_in(self.arena(member) / PID_FILE)
 
-    def agent_pid(self, slice_index: int) -> int | None:
+    def agent_pid(self, member: int) -> int | None:
         """The process of a slice's agent."""
-        agent = self._agents.get(slice_index)
+        agent = self._agents.get(member)
         return agent.pid if agent is not None and agent.poll() is None else None
 
-    def arena(self, slice_index: int) -> Path:
+    def arena(self, member: int) -> Path:
         """The snapshot memory of a slice's host."""
-        return self.spec.shm_root / f"elastic-{self.spec.job_id}" / f"s{slice_index}h0"
+        return self.spec.shm_root / f"elastic-{self.spec.job_id}" / f"s{member}h0"
 
     def note(self, fault: FaultInjected) -> None:
-        """Have an injected fault written into the history."""
+        """Have an injected fault written into the history, also while the coordinator is being replaced."""
         name, body = CONTROL_CODEC.encode(fault)
-        self._call("Note", pb.Envelope(slice_index=-1, kind=name, body=body))
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type((grpc.RpcError, OSError)),
+            wait=tenacity.wait_random_exponential(multiplier=0.05, max=0.5),
+            stop=tenacity.stop_after_delay(self.spec.lease_s),
+            reraise=True,
+        )
+        retrying(self._call, "Note", pb.Envelope(member=-1, kind=name, body=body))
 
-    def spare_pid(self, slice_index: int) -> int | None:
+    def spare_pid(self, member: int) -> int | None:
         """The process of a slice's warm spare."""
-        return _pid_in(self.arena(slice_index) / SPARE_PID_FILE)
+        return _pid_in(self.arena(member) / WARM_FILE)
 
     def coordinator_pid(self) -> int | None:
         """The process of the coordinator."""
-        coordinator = self._coordinator
-        return coordinator.pid if coordinator is not None and coordinator.poll() is None else None
+        alive = [process for process in self._coordinator.processes() if process.poll() is None]
+        return alive[-1].pid if alive else None
 
     def service_pid(self) -> int | None:
         """The process of the runtime service of the present world."""
@@ -140,17 +164,17 @@ class Launcher:
     def _start_all(self) -> None:
         (self.spec.directory / HISTORY_FILE).unlink(missing_ok=True)
         (self.spec.directory / COORDINATOR_FILE).unlink(missing_ok=True)
-        self._coordinator = self._spawn("coordinator", "elastic.coordinator", str(self.spec.directory))
-        for index in range(self.spec.config.num_slices):
+        self._coordinator.start()
+        for index in range(self.spec.config.num_members):
             self._start_agent(index)
 
-    def _start_agent(self, slice_index: int) -> None:
-        self._agents[slice_index] = self._spawn(
-            f"agent-{slice_index}",
+    def _start_agent(self, member: int) -> None:
+        self._agents[member] = self._spawn(
+            f"agent-{member}",
             "elastic.agent",
             str(self.spec.directory),
-            str(slice_index),
-            prefix=self.spec.on_host(slice_index),
+            str(member),
+            prefix=self.spec.on_host(member),
         )
 
     def _spawn(
@@ -176,20 +200,16 @@ class Launcher:
         next_look_s = time.monotonic()
         while True:
             for record in tail.read():
+                if isinstance(record, StepCommitted):
+                    self._coordinator.note_step(record.step)
                 if isinstance(record, ServiceStarted):
                     self._service_pid = record.pid or None
                 for listener in listeners:
                     listener.feed(record)
                 if isinstance(record, RunEnded):
+                    self._is_end_heard = True
                     self._completed = record.outcome == "completed"
                     return record
-            assert self._coordinator is not None
-            status = self._coordinator.poll()
-            if status is not None:
-                raise JobFailedError(
-                    f"the coordinator ended with status {status} before the run did",
-                    remedy=f"See {self.spec.directory / 'logs' / 'coordinator.log'}.",
-                )
             if self._stop_by_s is not None and time.monotonic() > self._stop_by_s:
                 raise JobFailedError("interrupted", remedy="Everything it started was ended.")
             if time.monotonic() >= next_look_s:
@@ -198,9 +218,11 @@ class Launcher:
             time.sleep(poll_s)
 
     def _supervise(self) -> None:
-        """Start agents again that have died: they re-adopt what they left behind. One that is stopped for
-        long is ended: it would keep its host out of the job for good.
+        """Start coordinator and agents again that have died: they go on from what was left behind. An agent
+        that is stopped for long is ended: it would keep its host out of the job for good.
         """
+        if self._stop_by_s is None:
+            self._coordinator.look()
         now_s = time.monotonic()
         for index, agent in list(self._agents.items()):
             if not is_stopped(agent.pid):
@@ -209,7 +231,7 @@ class Launcher:
                 agent.kill()
             if agent.poll() is not None and self._stop_by_s is None:
                 self._start_agent(index)
-        own = {child.pid for child in [*self._agents.values(), self._coordinator] if child is not None}
+        own = {child.pid for child in [*self._agents.values(), *self._coordinator.processes()]}
         for pid in _children() - own:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
@@ -220,8 +242,10 @@ class Launcher:
             self._stop_by_s = time.monotonic()
             return
         self._stop_by_s = time.monotonic() + STOP_GRACE_S
-        with contextlib.suppress(grpc.RpcError, OSError, ElasticError):
+        try:
             self._call("Stop", pb.StopRequest(reason=f"interrupted ({signal.Signals(number).name})"))
+        except (grpc.RpcError, OSError, ElasticError):
+            self._stop_by_s = time.monotonic()  # there is no coordinator yet, or none that could answer
 
     def _call(self, method: str, request: Any) -> Any:
         with open_channel(read_place(self.spec.directory), self.spec.tls) as channel:
@@ -230,8 +254,9 @@ class Launcher:
 
     def _end_all(self) -> None:
         """Let what is ending end, then end the rest; nothing of the job is left behind."""
-        started = [child for child in [*self._agents.values(), self._coordinator] if child is not None]
-        bound_s = time.monotonic() + FAILED_GRACE_S
+        started = [*self._agents.values(), *self._coordinator.processes()]
+        # Where nobody has decided the end (no coordinator answers), nothing is ending by itself.
+        bound_s = time.monotonic() + (FAILED_GRACE_S if self._is_end_heard else 0.0)
         while any(child.poll() is None for child in started):
             # After a completed run the scripts may still be at work (a last save); an interrupt ends that
             # too. An agent that was only just started when the coordinator ended never hears the end.
@@ -263,6 +288,12 @@ class Launcher:
         sight.
         """
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _clear(directory: Path) -> None:
+    """Remove the files of a directory of ours."""
+    for path in directory.iterdir() if directory.is_dir() else ():
+        path.unlink(missing_ok=True)
 
 
 def _pid_in(path: Path) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from elastic.choose import choose_persisted, choose_restore
 from elastic.events import Phase, Shutdown
 from elastic.moves_audit import tell_comparisons
+from elastic.moves_shadow import give_up
 from elastic.records import RunEnded
 from elastic.turn import Turn
 
@@ -23,10 +24,10 @@ def fail(turn: Turn, error: str, *, exit_status: int = 1) -> None:
     _end(turn, "failed", error, exit_status, restorable_step)
 
 
-def release(turn: Turn, slice_index: int) -> None:
+def release(turn: Turn, index: int) -> None:
     """Tell a host that the job is over."""
     completed = turn.state.phase is Phase.COMPLETED
-    turn.send(Shutdown(slice_index=slice_index, completed=completed))
+    turn.send(Shutdown(member=index, completed=completed))
 
 
 def describe_state_left(turn: Turn) -> str:
@@ -62,6 +63,7 @@ def _end(
     turn: Turn, outcome: str, error: str, exit_status: int = 0, restorable_step: int | None = None
 ) -> None:
     tell_comparisons(turn)
+    give_up(turn)
     state = turn.state
     turn.write(
         RunEnded(
@@ -77,4 +79,4 @@ def _end(
     )
     for member in state.members:
         if member.attached:
-            release(turn, member.slice_index)
+            release(turn, member.index)

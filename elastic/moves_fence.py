@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from elastic.events import EndWorker, Fence, Phase, WorkerState
+from elastic.kept_runtime import note_fence
 from elastic.moves_audit import tell_comparisons
 from elastic.moves_decide import choose, decide, ready_slices
 from elastic.moves_persist import leave_world
+from elastic.moves_shadow import give_up
 from elastic.state import Member
 from elastic.turn import Turn
 
@@ -14,16 +16,17 @@ STUCK = "did not leave the broken world in time"
 
 def shrink(turn: Turn, lost: tuple[int, ...]) -> None:
     """Slices are lost: start the next generation without them."""
-    fence(turn, f"lost: {name_slices(lost)}")
+    fence(turn, f"lost: {name_slices(lost)}", is_loss=True)
 
 
-def fence(turn: Turn, why: str) -> None:
+def fence(turn: Turn, why: str, *, is_loss: bool = False) -> None:
     """Raise the generation and get everybody out of every older world."""
     leave_world(turn, "the world changed while its hosts wrote it")
     tell_comparisons(turn)
+    give_up(turn)
     state = turn.state
     generation = state.generation + 1
-    leaving = [member.slice_index for member in state.members if member.leaving]
+    leaving = [member.index for member in state.members if member.leaving]
     for index in leaving:
         if index in state.world:
             cause = "told to leave (SIGTERM), left at a step boundary"
@@ -41,23 +44,31 @@ def fence(turn: Turn, why: str) -> None:
         finish_by_s=None,
         overtime=False,
     )
+    keeps = note_fence(turn, is_loss=is_loss)
     turn.enter(Phase.FENCING, why, within_s=state.config.timing.unwind_s)
     for member in turn.state.members:
-        index = member.slice_index
+        index = member.index
         if member.attached:
-            turn.send(Fence(slice_index=index, generation=generation, leave_out=index in leaving))
+            leave_out = index in leaving
+            turn.send(Fence(member=index, generation=generation, leave_out=leave_out, keep_runtime=keeps))
     for index in leaving:
         turn.plan_restart(index)
         turn.update(index, joined_s=None)
     advance_fencing(turn)
 
 
+def overtake(turn: Turn, generation: int) -> None:
+    """A host has heard of a later generation than this job knows of: begin one that is later still."""
+    turn.change(generation=generation)
+    fence(turn, f"a host was in generation {generation} already")
+
+
 def advance_fencing(turn: Turn) -> None:
     """Decide once all have reported and nobody is inside an older world; replace what does not get out."""
     attached = [member for member in turn.state.members if member.attached]
-    inside = [member.slice_index for member in attached if member.worker is WorkerState.IN_WORLD]
-    respawning = [member.slice_index for member in attached if member.respawning]
-    silent = [member.slice_index for member in attached if not member.fenced]
+    inside = [member.index for member in attached if member.worker is WorkerState.IN_WORLD]
+    respawning = [member.index for member in attached if member.respawning]
+    silent = [member.index for member in attached if not member.fenced]
     if not turn.is_late():
         if inside or respawning or silent:
             return
@@ -72,7 +83,7 @@ def advance_fencing(turn: Turn) -> None:
         return
     for member in away:
         if member.worker in (WorkerState.IN_WORLD, WorkerState.READY):
-            turn.count_as_lost(member.slice_index)
+            turn.count_as_lost(member.index)
     decide(turn)
 
 
@@ -83,7 +94,7 @@ def _go_into_overtime(turn: Turn, inside: list[int]) -> None:
     bound_s = timing.start_s if is_replaced else timing.stage_s
     turn.change(overtime=True, deadline_s=turn.now.mono_s + bound_s)
     for index in inside:
-        turn.send(EndWorker(slice_index=index, why=STUCK))
+        turn.send(EndWorker(member=index, why=STUCK))
         turn.plan_restart(index)
         turn.start_worker(index)
         turn.update(index, respawning=True)

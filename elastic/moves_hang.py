@@ -54,7 +54,7 @@ def _are_all_there(turn: Turn) -> bool:
 def _ask(turn: Turn) -> None:
     turn.change(watch=turn.state.watch.asked(turn.now.mono_s))
     for index in turn.state.world:
-        turn.send(TakeStacks(slice_index=index, generation=turn.state.generation))
+        turn.send(TakeStacks(member=index, generation=turn.state.generation))
 
 
 def _judge(turn: Turn, all_wait_s: float) -> None:

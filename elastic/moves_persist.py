@@ -45,18 +45,20 @@ def observe_share(turn: Turn, event: SharePersisted) -> None:
         generation, began_s = event.generation, turn.now.mono_s
         under_way = Persisting(generation=generation, step=event.step, began_s=began_s, missing=missing)
     if event.error:
-        write_failure(turn, event.step, event.slice_index, event.error)
+        write_failure(turn, event.step, event.member, event.error)
         _settle(turn, event.generation, event.step, failed=True)
         return
+    if event.member not in under_way.missing:
+        return  # told again
     finisher = turn.state.world[0]
     others = tuple(one for one in turn.state.persisting if one is not under_way)
-    missing = under_way.missing - {event.slice_index}
+    missing = under_way.missing - {event.member}
     under_way = replace(under_way, missing=missing, finisher=finisher)
     turn.change(persisting=(*others, under_way))
     if not missing:
         turn.send(
             FinishPersist(
-                slice_index=finisher,
+                member=finisher,
                 generation=turn.state.generation,
                 step=under_way.step,
                 restored_steps=turn.state.restored_steps,
@@ -67,9 +69,11 @@ def observe_share(turn: Turn, event: SharePersisted) -> None:
 def observe_persisted(turn: Turn, event: Persisted) -> None:
     """The snapshot is there for good (or not): it is a source from now on."""
     under_way = _under_way(turn, event)
+    if under_way is None and _is_known(turn, event):
+        return  # told again
     turn.change(uncovered="")
     if event.snapshot is None:
-        write_failure(turn, event.step, event.slice_index, event.error)
+        write_failure(turn, event.step, event.member, event.error)
     else:
         others = tuple(snapshot for snapshot in turn.state.persisted if snapshot.step != event.step)
         turn.change(persisted=(event.snapshot, *others)[:MAX_PERSISTED])
@@ -83,6 +87,13 @@ def observe_persisted(turn: Turn, event: Persisted) -> None:
             )
         )
     _settle(turn, event.generation, event.step, failed=event.snapshot is None)
+
+
+def _is_known(turn: Turn, event: Persisted) -> bool:
+    if event.snapshot is None:
+        return event.step <= turn.state.persist_failed_step
+    found = (event.snapshot.generation, event.step)
+    return found in {(one.generation, one.step) for one in turn.state.persisted}
 
 
 def _under_way(turn: Turn, event: SharePersisted | Persisted) -> Persisting | None:
@@ -103,17 +114,21 @@ def abandon(turn: Turn, why: str) -> None:
             _give_up(turn, under_way, why)
 
 
-def lose_shares(turn: Turn, slice_index: int) -> None:
-    """An agent was started again: what it was writing is gone, and what it was told meanwhile."""
+def lose_shares(turn: Turn, member: int) -> None:
+    """An agent was started again: what it was writing is gone."""
     for under_way in turn.state.persisting:
-        is_finisher = not under_way.missing and slice_index == under_way.finisher
-        if slice_index in under_way.missing or is_finisher:
-            _give_up(turn, under_way, f"the agent of slice {slice_index} was started again while it wrote")
+        is_finisher = not under_way.missing and member == under_way.finisher
+        if member in under_way.missing or is_finisher:
+            _give_up(turn, under_way, f"the agent of slice {member} was started again while it wrote")
+
+
+def repeat_settled(turn: Turn, member: int) -> None:
+    """An agent has attached: it may not have heard that a step is settled."""
     state = turn.state
     if state.persist_settled_step >= 0:
         turn.send(
             PersistSettled(
-                slice_index=slice_index,
+                member=member,
                 generation=state.generation,
                 step=state.persist_settled_step,
                 failed=False,
@@ -140,7 +155,7 @@ def _settle(turn: Turn, generation: int, step: int, *, failed: bool) -> None:
     if generation == turn.state.generation:
         turn.change(persist_settled_step=max(turn.state.persist_settled_step, step))
     for index in turn.state.world:
-        turn.send(PersistSettled(slice_index=index, generation=generation, step=step, failed=failed))
+        turn.send(PersistSettled(member=index, generation=generation, step=step, failed=failed))
 
 
 def _note_left_out(turn: Turn, event: SharePersisted) -> None:
@@ -157,19 +172,19 @@ def refuse(turn: Turn, step: int, why: str) -> None:
     turn.change(persisted=left)
 
 
-def write_failure(turn: Turn, step: int, slice_index: int | None, reason: str) -> None:
+def write_failure(turn: Turn, step: int, index: int | None, reason: str) -> None:
     """A snapshot that was begun is not in the persistent tier."""
     turn.change(persist_failed_step=max(turn.state.persist_failed_step, step))
-    _write(turn, step, slice_index, reason)
+    _write(turn, step, index, reason)
 
 
-def _write(turn: Turn, step: int, slice_index: int | None, reason: str) -> None:
+def _write(turn: Turn, step: int, index: int | None, reason: str) -> None:
     turn.write(
         PersistFailed(
             unix_s=turn.now.unix_s,
             generation=turn.state.generation,
             step=step,
-            slice_index=slice_index,
+            slice_index=index,
             reason=reason,
         )
     )
@@ -185,7 +200,7 @@ def stage_persisted(turn: Turn, target: Layout) -> None:
     for index, host in zip(state.world, hosts, strict=True):
         turn.send(
             StagePersisted(
-                slice_index=index,
+                member=index,
                 generation=state.generation,
                 step=choice.step,
                 layout=choice.layout,

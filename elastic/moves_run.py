@@ -9,6 +9,9 @@ from elastic.moves_end import complete, describe_state_left, fail
 from elastic.moves_fence import fence, name_slices, shrink
 from elastic.moves_hang import look_for_hang
 from elastic.moves_persist import give_up_late
+from elastic.moves_prepare import is_prepared, prepare_outsiders
+from elastic.moves_shadow import look
+from elastic.seats import seated
 from elastic.turn import Turn
 
 STEPS_TO_BOUNDARY = 2
@@ -22,7 +25,7 @@ def advance_waiting(turn: Turn) -> None:
     """Go on as soon as everybody expected is there; at the bound, with whoever suffices."""
     turn.start_due(at_once=True)
     state = turn.state
-    ready = state.slices_with(WorkerState.READY)
+    ready = seated(state.seats, state.slices_with(WorkerState.READY))
     if state.uncovered:
         if turn.is_late() and choose_persisted(state.persisted, dict(state.restored_steps)) is not None:
             turn.change(uncovered="", memory_given_up=True)
@@ -44,9 +47,13 @@ def advance_waiting(turn: Turn) -> None:
 def _is_everybody_there(turn: Turn, num_ready: int) -> bool:
     """Whether to go on with those who are ready: all, or no more soon."""
     state = turn.state
-    if num_ready == state.config.num_slices or turn.is_late():
+    if turn.is_late():
         return True
-    if not state.started:
+    if not state.started:  # a spare is none while the slices themselves are still starting
+        return all(state.member(index).worker is WorkerState.READY for index in state.seats)
+    if num_ready == state.config.num_slices:
+        return True
+    if turn.is_reconvening():
         return False
     if state.gather_until_s is None:
         turn.change(gather_until_s=turn.now.mono_s + state.config.timing.gather_s)
@@ -61,7 +68,7 @@ def _nobody_else_comes(turn: Turn) -> bool:
         for member in turn.state.members
         if member.attached and member.worker is WorkerState.NONE and member.starts >= config.max_starts
     ]
-    return config.num_slices - len(worn_out) < config.min_slices
+    return config.num_members - len(worn_out) < config.min_slices
 
 
 # ---- a world runs ------------------------------------------------------------------------------------------
@@ -88,17 +95,19 @@ def advance_running(turn: Turn) -> None:
     if state.joining:
         _advance_joining(turn)
         return
-    coming = [
-        index
-        for index in state.slices_with(WorkerState.READY)
-        if index not in state.world and not state.member(index).leaving
-    ]
+    here = state.slices_with(WorkerState.READY) + state.slices_with(WorkerState.IN_WORLD)
+    able = {index for index in here if not state.member(index).leaving}
+    coming = [index for index in seated(state.seats, able) if index not in state.world]
     if set(coming) <= set(state.idle):
         coming = []  # they were there already, and no layout takes them
     going = [index for index in state.world if state.member(index).leaving]
+    prepare_outsiders(turn)
+    if not all(is_prepared(turn, index) for index in coming):
+        coming = []  # the others train on meanwhile
     if (coming or going) and not any(state.member(index).finished for index in state.world):
         _ask_for_boundary(turn)
         return
+    look(turn)
     look_for_hang(turn)
 
 
@@ -109,7 +118,7 @@ def _ask_for_boundary(turn: Turn) -> None:
     deadline_s = turn.now.mono_s + state.config.timing.join_s
     turn.change(joining=True, stop_step=stop_step, deadline_s=deadline_s)
     for index in state.world:
-        turn.send(StopAfter(slice_index=index, generation=state.generation, step=stop_step))
+        turn.send(StopAfter(member=index, generation=state.generation, step=stop_step))
 
 
 def _advance_joining(turn: Turn) -> None:

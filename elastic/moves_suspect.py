@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from elastic.events import Phase, StepFailed
+from elastic.kept_runtime import refuses
 from elastic.moves_end import fail
 from elastic.moves_fence import fence, shrink
 from elastic.turn import Turn
@@ -10,10 +11,13 @@ from elastic.turn import Turn
 
 def suspect(turn: Turn, event: StepFailed) -> None:
     """A step failed: if somebody is known to be gone that explains it, else wait for the detectors."""
-    turn.change(suspect_error=f"slice {event.slice_index}: {event.error}", unprobed=frozenset())
+    if refuses(turn, event):
+        fence(turn, f"the kept runtime does not serve: slice {event.member}: {event.error}")
+        return
+    turn.change(suspect_error=f"slice {event.member}: {event.error}", unprobed=frozenset())
     turn.enter(
         Phase.SUSPECT,
-        f"slice {event.slice_index}: {event.error}",
+        f"slice {event.member}: {event.error}",
         within_s=turn.state.config.timing.suspect_s,
     )
     hear(turn, event)
@@ -21,7 +25,7 @@ def suspect(turn: Turn, event: StepFailed) -> None:
 
 def hear(turn: Turn, event: StepFailed) -> None:
     """A slice whose own devices do not work is what was lost; the others' are well."""
-    index, pid = event.slice_index, turn.state.member(event.slice_index).worker_pid
+    index, pid = event.member, turn.state.member(event.member).worker_pid
     if event.devices is None:
         turn.change(unprobed=turn.state.unprobed | {index})
     else:

@@ -43,29 +43,29 @@ class Flapping:
         return min(self.base_s * 2.0**doublings, self.max_s)
 
 
-def joined(turn: Turn, slice_index: int) -> None:
+def joined(turn: Turn, index: int) -> None:
     """A slice has its part in a world: from now on it is healthy."""
-    if turn.state.member(slice_index).joined_s is None:
-        turn.update(slice_index, joined_s=turn.now.mono_s)
+    if turn.state.member(index).joined_s is None:
+        turn.update(index, joined_s=turn.now.mono_s)
 
 
-def lost(turn: Turn, slice_index: int, cause: str) -> None:
+def lost(turn: Turn, index: int, cause: str) -> None:
     """A slice is being lost by a fault of its own: it may have to wait before it comes back."""
     bounds = turn.state.config.flapping
-    member = turn.state.member(slice_index)
+    member = turn.state.member(index)
     if member.worker is WorkerState.NONE:
         return  # counted already
     was_healthy_s = 0.0 if member.joined_s is None else turn.now.mono_s - member.joined_s
     num_losses = 1 if was_healthy_s >= bounds.healthy_s else member.losses_in_row + 1
     delay_s = bounds.delay_s(num_losses)
     until_s = turn.now.mono_s + delay_s if delay_s else None
-    turn.update(slice_index, joined_s=None, losses_in_row=num_losses, quarantined_until_s=until_s)
+    turn.update(index, joined_s=None, losses_in_row=num_losses, quarantined_until_s=until_s)
     if delay_s and turn.state.config.rejoin_after_steps is not None:
         turn.write(
             SliceQuarantined(
                 unix_s=turn.now.unix_s,
                 generation=turn.state.generation,
-                slice_index=slice_index,
+                slice_index=index,
                 losses_in_row=num_losses,
                 healthy_s=was_healthy_s,
                 delay_s=delay_s,

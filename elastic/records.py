@@ -35,8 +35,24 @@ class RunStarted:
     seed: int
     target_steps: int | None
     command: tuple[str, ...] = ()
+    spares: int = 0
     epoch_samples: int | None = None
     """Samples in an epoch, where it is known before the start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorStarted:
+    """A coordinator commands from now on; a later `epoch` has taken over from the one before it.
+
+    `generation` and `phase` are what it found ("" for the first one). `goes_on`: the world trains on.
+    """
+
+    unix_s: float
+    epoch: int
+    pid: int
+    generation: int = 0
+    phase: str = ""
+    goes_on: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +193,12 @@ class StepCommitted:
     skipped: bool = False
     interval_steps: int = 1
     """Steps from one capture to the next at that time, as its world had agreed."""
+    loss_is_finite: bool = True
+    """False where the loss was NaN or infinite, which JSON cannot say (`loss` is then null in the file)."""
+    host_s: float = 0.0
+    """What the slice's host took for the step itself: its batch, and the Python of the loop."""
+    device_s: float | None = None
+    """What a tiny program took on the slice's devices; None where it was not timed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +245,21 @@ class PersistFailed:
     step: int
     slice_index: int | None
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowCompiled:
+    """The programs of a world of so many slices were compiled beside the one that trains; or not.
+
+    `outcome` is "compiled", "failed", "skipped" (memory was short) or "given up" (the world was left).
+    """
+
+    unix_s: float
+    generation: int
+    num_slices: int
+    took_s: float
+    outcome: str
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,6 +326,34 @@ class SliceQuarantined:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StragglerSeen:
+    """A slice is slower than the others, for several windows in a row: its `input` (host) or its `device`s.
+
+    `own_s` is its median time, `others_s` the median of the others', `factor` the one over the other.
+    """
+
+    unix_s: float
+    generation: int
+    slice_index: int
+    step: int
+    where: str
+    factor: float
+    own_s: float
+    others_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StragglerOver:
+    """A straggler is as fast as the others again, or the world that it slowed down is over."""
+
+    unix_s: float
+    generation: int
+    slice_index: int
+    step: int
+    where: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MessageRefused:
     """A message or call with a stale generation, a wrong token or of somebody unknown was refused.
 
@@ -325,6 +390,7 @@ class RunEnded:
 
 Record = (
     RunStarted
+    | CoordinatorStarted
     | FaultInjected
     | FaultMissed
     | ServiceStarted
@@ -339,9 +405,12 @@ Record = (
     | SnapshotsVerified
     | SnapshotPersisted
     | PersistFailed
+    | ShadowCompiled
     | CopiesCompared
     | CorruptionSuspected
     | SliceQuarantined
+    | StragglerSeen
+    | StragglerOver
     | MessageRefused
     | RunEnded
 )
@@ -350,6 +419,7 @@ _TYPES: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
         RunStarted,
+        CoordinatorStarted,
         FaultInjected,
         FaultMissed,
         ServiceStarted,
@@ -364,9 +434,12 @@ _TYPES: dict[str, type[Any]] = {
         SnapshotsVerified,
         SnapshotPersisted,
         PersistFailed,
+        ShadowCompiled,
         CopiesCompared,
         CorruptionSuspected,
         SliceQuarantined,
+        StragglerSeen,
+        StragglerOver,
         MessageRefused,
         RunEnded,
     )

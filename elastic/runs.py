@@ -57,6 +57,7 @@ class Wanted:
     persist: PersistSpec | None = None
     tls: TlsFiles | None = None
     cadence: Cadence = EVERY_STEP
+    warm: bool = True
     hosts: HostsSpec = HostsSpec()
     lease_s: float = 30.0
 
@@ -130,8 +131,16 @@ def make_launcher(spec: JobSpec, faults: Sequence[Any]) -> JobLauncher:
 def prepare(wanted: Wanted) -> tuple[JobSpec, Sequence[Any]]:
     """The job's description and its faults. Raises UsageError."""
     adapter = find_adapter(wanted.adapter)
-    faults = find_injector().parse(wanted.faults, wanted.config.num_slices) if wanted.faults else ()
+    if adapter.one_process and wanted.config.spares:
+        raise UsageError(
+            f"the {adapter.name} adapter has no spare slices",
+            remedy="Leave out --spares, or start processes.",
+        )
+    faults = find_injector().parse(wanted.faults, wanted.config.num_members) if wanted.faults else ()
     check_root(wanted.shm_root)
+    keeps_runtime = wanted.config.keeps_runtime and getattr(adapter, "keeps_runtime", False)
+    precompile = wanted.config.precompile and not adapter.one_process
+    config = replace(wanted.config, keeps_runtime=keeps_runtime, precompile=precompile)
     directory = wanted.directory.absolute()
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -145,14 +154,15 @@ def prepare(wanted: Wanted) -> tuple[JobSpec, Sequence[Any]]:
         simulated_faults=adapter.simulated_faults,
         command=wanted.command,
         service_command=adapter.service_command(),
-        config=wanted.config,
+        config=config,
         seed=wanted.seed,
         target_steps=wanted.target_steps,
         shm_root=wanted.shm_root,
         persist=wanted.persist,
-        copy_threads=None if adapter.one_process else copy_threads(wanted.config.num_slices),
+        copy_threads=None if adapter.one_process else copy_threads(wanted.config.num_members),
         tls=wanted.tls,
         cadence=wanted.cadence,
+        warm=wanted.warm,
         bind_host=wanted.hosts.bind_host,
         host_prefix=wanted.hosts.prefix,
         agent_bind_host=wanted.hosts.agent_bind_host,

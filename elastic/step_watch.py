@@ -99,18 +99,18 @@ class StepWatch:
         """A worker has answered; what nobody asked for changes nothing."""
         if self.asked_s is None:
             return self
-        others = tuple(known for known in self.answers if known.slice_index != answer.slice_index)
+        others = tuple(known for known in self.answers if known.member != answer.member)
         return replace(self, answers=(*others, answer))
 
     def is_answered(self, world: tuple[int, ...], now_s: float) -> bool:
         """Whether all have answered, or had the time to."""
         assert self.asked_s is not None
-        there = {answer.slice_index for answer in self.answers}
+        there = {answer.member for answer in self.answers}
         return there >= set(world) or now_s - self.asked_s >= ANSWER_S
 
     def judge(self, world: tuple[int, ...]) -> tuple[StepWatch, Verdict]:
         """What the answers to this look say, with those of the looks before it."""
-        arrived = {answer.slice_index for answer in self.answers if not answer.in_script}
+        arrived = {answer.member for answer in self.answers if not answer.in_script}
         missing = tuple(index for index in world if index not in arrived)
         if self.looks and missing != self.missing:
             return self.patient(2.0 * self.patience), "look again"  # they move: slow, not hung
@@ -125,9 +125,9 @@ class StepWatch:
         """Let so many bounds pass before the next look."""
         return replace(self, patience=patience, asked_s=None, answers=(), missing=None, looks=0)
 
-    def where(self, slice_index: int) -> str:
+    def where(self, member: int) -> str:
         """What a worker answered, for people."""
         for answer in self.answers:
-            if answer.slice_index == slice_index:
+            if answer.member == member:
                 return f"in the script, {answer.where}" if answer.in_script else f"waiting in {answer.where}"
         return f"no answer for {ANSWER_S:g} s"

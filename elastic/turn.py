@@ -22,6 +22,7 @@ from elastic.events import (
     Write,
 )
 from elastic.records import LossDetected, PhaseEntered, Record, WorkerEvent
+from elastic.shadow_events import EndShadowService, StartShadowService
 from elastic.state import JobState, Member
 
 
@@ -31,6 +32,11 @@ class Clock:
 
     mono_s: float
     unix_s: float
+
+
+def no_session(after_s: float) -> str:
+    """What is wrong with a worker that has not come to its session."""
+    return f"the script has not called elastic.session() in {after_s:.0f} s"
 
 
 class Turn:
@@ -46,11 +52,11 @@ class Turn:
         """Change fields of the job's state."""
         self.state = replace(self.state, **changes)
 
-    def update(self, slice_index: int, **changes: Any) -> None:
+    def update(self, index: int, **changes: Any) -> None:
         """Change fields of one member."""
-        self.state = self.state.with_member(slice_index, **changes)
+        self.state = self.state.with_member(index, **changes)
 
-    def send(self, command: AgentCommand | StartService) -> None:
+    def send(self, command: AgentCommand | StartService | StartShadowService | EndShadowService) -> None:
         """Add a command for the shell to perform."""
         self.commands.append(command)
 
@@ -58,26 +64,26 @@ class Turn:
         """Add a record to the history."""
         self.commands.append(Write(record=record))
 
-    def write_worker(self, slice_index: int, state: str, pid: int, detail: str = "") -> None:
+    def write_worker(self, index: int, state: str, pid: int, detail: str = "") -> None:
         """Add to the history what a worker did."""
         self.write(
             WorkerEvent(
                 unix_s=self.now.unix_s,
                 generation=self.state.generation,
-                slice_index=slice_index,
+                slice_index=index,
                 state=state,
                 pid=pid,
                 detail=detail,
             )
         )
 
-    def write_loss(self, slice_index: int, cause: str, detector: str, last_life_unix_s: float) -> None:
+    def write_loss(self, index: int, cause: str, detector: str, last_life_unix_s: float) -> None:
         """Add to the history that the world has lost a slice."""
         self.write(
             LossDetected(
                 unix_s=self.now.unix_s,
                 generation=self.state.generation,
-                slice_index=slice_index,
+                slice_index=index,
                 cause=cause,
                 detector=detector,
                 last_life_unix_s=last_life_unix_s,
@@ -99,22 +105,23 @@ class Turn:
         """Whether a moment has come; None never does."""
         return moment_s is not None and self.now.mono_s >= moment_s
 
-    def repeat_orders(self, slice_index: int) -> None:
+    def repeat_orders(self, index: int) -> None:
         """Tell an agent that has just attached what it may have missed."""
         state = self.state
         if state.phase is Phase.FENCING:
-            self.send(Fence(slice_index=slice_index, generation=state.generation))
-        elif state.joining and state.stop_step is not None and slice_index in state.world:
-            self.send(StopAfter(slice_index=slice_index, generation=state.generation, step=state.stop_step))
+            keeps = state.runtime_is_up
+            self.send(Fence(member=index, generation=state.generation, keep_runtime=keeps))
+        elif state.joining and state.stop_step is not None and index in state.world:
+            self.send(StopAfter(member=index, generation=state.generation, step=state.stop_step))
 
     # ---- workers that start and end ------------------------------------------------------------------------
 
-    def plan_restart(self, slice_index: int) -> None:
+    def plan_restart(self, index: int) -> None:
         """The slice has no worker any more; plan when it may get another."""
         after = self.state.config.rejoin_after_steps
-        member = self.state.member(slice_index)
+        member = self.state.member(index)
         self.update(
-            slice_index,
+            index,
             worker=WorkerState.NONE,
             worker_pid=0,
             ended_pid=member.worker_pid or member.ended_pid,
@@ -125,34 +132,49 @@ class Turn:
             start_at_step=None if after is None else self.state.newest_committed + after,
         )
 
-    def end_worker(self, slice_index: int, why: str) -> None:
+    def end_worker(self, index: int, why: str) -> None:
         """End a worker that is in the way; another is started when its time comes."""
-        self.send(EndWorker(slice_index=slice_index, why=why))
-        self.plan_restart(slice_index)
+        self.send(EndWorker(member=index, why=why))
+        self.plan_restart(index)
 
-    def start_worker(self, slice_index: int) -> None:
+    def start_worker(self, index: int) -> None:
         """Start a worker, with a bound for its start."""
-        starts = self.state.member(slice_index).starts + 1
+        starts = self.state.member(index).starts + 1
         start_by_s = self.now.mono_s + self.state.config.timing.start_s
-        self.update(slice_index, worker=WorkerState.STARTING, starts=starts, start_by_s=start_by_s)
-        self.send(StartWorker(slice_index=slice_index))
+        hint_at_s = self.now.mono_s + self.state.config.timing.session_hint_s
+        self.update(
+            index, worker=WorkerState.STARTING, starts=starts, start_by_s=start_by_s, hint_at_s=hint_at_s
+        )
+        self.send(StartWorker(member=index))
 
     def start_due(self, *, at_once: bool = False) -> None:
         """Start the workers whose time has come; `at_once` when no steps are made they could wait for."""
         for member in self.state.members:
             if not member.attached:
                 continue
-            if member.worker is WorkerState.STARTING and self.is_past(member.start_by_s):
-                quarantine.lost(self, member.slice_index, "it did not reach its session in time")
-                self.end_worker(member.slice_index, "did not reach its session in time")
-                member = self.state.member(member.slice_index)
+            if member.worker is WorkerState.STARTING:
+                self._look_at_start(member)
+                member = self.state.member(member.index)
             if member.worker is not WorkerState.NONE or not self.may_start(member):
                 continue
             is_due = self.state.newest_committed >= (member.start_at_step or 0)
             is_kept_away = not self.is_past(member.quarantined_until_s or self.now.mono_s)
             if at_once or (is_due and not is_kept_away):
-                self.start_worker(member.slice_index)
-                self.write_worker(member.slice_index, "started", 0)
+                self.start_worker(member.index)
+                self.write_worker(member.index, "started", 0)
+
+    def _look_at_start(self, member: Member) -> None:
+        """Say where a worker hangs that does not get to its session; end it when it takes too long."""
+        index, timing = member.index, self.state.config.timing
+        if self.is_past(member.start_by_s):
+            cause = no_session(timing.start_s)
+            self.change(last_cause=f"slice {index}: {cause}")
+            quarantine.lost(self, index, cause)
+            self.end_worker(index, cause)
+        elif self.is_past(member.hint_at_s):
+            self.update(index, hint_at_s=None)
+            detail = f"{no_session(timing.session_hint_s)}; its output is in logs/worker-{index}.log"
+            self.write_worker(index, "overdue", member.worker_pid, detail)
 
     def may_start(self, member: Member) -> bool:
         """Whether a slice without a worker is to get one, now or later."""
@@ -168,12 +190,13 @@ class Turn:
         they train on.
         """
         timing = self.state.config.timing
-        alone = self.state.world == (member.slice_index,) and not self.state.rehearsing
+        alone = self.state.world == (member.index,) and not self.state.rehearsing
         if alone and member.worker is WorkerState.IN_WORLD:
             return timing.lease_s
         if self.state.phase is Phase.RUNNING and self.is_world_away():
             return timing.lease_s
-        return timing.agent_grace_s if self.state.phase in (Phase.RUNNING, Phase.REPLAYING) else 0.0
+        is_patient = self.state.reconvening or self.state.phase in (Phase.RUNNING, Phase.REPLAYING)
+        return timing.agent_grace_s if is_patient else 0.0
 
     def is_world_away(self) -> bool:
         """Whether no host of the world can be reached."""
@@ -184,6 +207,12 @@ class Turn:
         if member.attached:
             return False
         return member.gone_since_s is None or self.is_past(member.gone_since_s + self.patience_s(member))
+
+    def is_reconvening(self) -> bool:
+        """Whether hosts that this coordinator's predecessor had may still come; then nothing is decided."""
+        return self.state.reconvening and any(
+            member.gone_since_s is not None and not self.is_gone(member) for member in self.state.members
+        )
 
     def lost_members(self) -> tuple[int, ...]:
         """The slices of the world (forming or running) that cannot be part of it any more.
@@ -200,14 +229,14 @@ class Turn:
                 lost.append(index)
         return tuple(lost)
 
-    def count_as_lost(self, slice_index: int) -> None:
+    def count_as_lost(self, index: int) -> None:
         """A host out of reach has no worker any more, as far as this job is concerned."""
-        member = self.state.member(slice_index)
-        if member.worker in (WorkerState.IN_WORLD, WorkerState.READY) and slice_index in self.state.world:
+        member = self.state.member(index)
+        if member.worker in (WorkerState.IN_WORLD, WorkerState.READY) and index in self.state.world:
             cause = "its host is out of reach (agent or host lost)"
-            self.change(last_cause=f"slice {slice_index}: {cause}")
-            self.write_loss(slice_index, cause, "agent-heartbeat", member.last_life_unix_s)
+            self.change(last_cause=f"slice {index}: {cause}")
+            self.write_loss(index, cause, "agent-heartbeat", member.last_life_unix_s)
         if member.worker is not WorkerState.NONE:
-            quarantine.lost(self, slice_index, "its host was out of reach")
-            self.update(slice_index, gone_since_s=None, snapshots=(), fenced=False)
-            self.plan_restart(slice_index)
+            quarantine.lost(self, index, "its host was out of reach")
+            self.update(index, gone_since_s=None, snapshots=(), fenced=False)
+            self.plan_restart(index)

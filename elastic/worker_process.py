@@ -14,8 +14,11 @@ from pathlib import Path
 
 import msgspec
 
-from elastic.job import ENV_DIRECTORY, ENV_LEASH_FD, ENV_SLICE, JobSpec
+from elastic.events import WorkerState
+from elastic.job import ENV_DIRECTORY, ENV_LEASH_FD, ENV_SLICE, ENV_STANDBY, JobSpec
 from elastic.leash import leash_fd
+from elastic.memory_evidence import MemoryWatch
+from elastic.parent_death import dying_with_parent
 
 PID_FILE = "worker.pid"
 """In a host's arena: which process its worker is."""
@@ -53,12 +56,26 @@ class WorkerExit:
         """Whether something killed it (rather than the user's code ending)."""
         return self.status is None or self.status < 0 or self.status == LEASE_EXIT_STATUS
 
+    @property
+    def signal_name(self) -> str:
+        """The signal that ended it, "" if none did."""
+        return signal.Signals(-self.status).name if self.status is not None and self.status < 0 else ""
+
     def __str__(self) -> str:
         if self.status is None:
             return "the worker ended"
         if self.status < 0:
-            return f"the worker was killed by {signal.Signals(-self.status).name}"
+            return f"the worker was killed by {self.signal_name}"
         return f"the worker ended with status {self.status}"
+
+
+def describe_end(exit_: WorkerExit, state: WorkerState) -> str:
+    """How a worker's end that nothing caused from outside is told."""
+    if state is not WorkerState.STARTING:
+        return f"{exit_} in the middle of the job"
+    if exit_.status == 0:
+        return "the script ended without calling elastic.session(): is it one that trains under the engine?"
+    return f"{exit_} before its session began"
 
 
 class WorkerProcess:
@@ -73,22 +90,32 @@ class WorkerProcess:
         self._lock = threading.Lock()
         self._child = child
         self._on_exit = on_exit
+        self.memory = MemoryWatch(pid)
         threading.Thread(target=self._wait_exit, name="worker-exit", daemon=True).start()
 
     @classmethod
-    def start(cls, spec: JobSpec, slice_index: int, on_exit: Callable[[WorkerExit], None]) -> WorkerProcess:
-        """Start the job's command as the worker of a slice; its output goes to `DIR/logs/worker-N.log`."""
+    def start(
+        cls, spec: JobSpec, member: int, on_exit: Callable[[WorkerExit], None], *, role: str = ""
+    ) -> WorkerProcess:
+        """Start the job's command as the worker of a slice; its output goes to `DIR/logs/worker-N.log`.
+
+        With a `role` it waits at its session until its turn comes (`elastic.agent_standby`); until then it
+        ends with the calling thread.
+        """
         environment = os.environ | spec.worker_environment
         environment[ENV_DIRECTORY] = str(spec.directory)
-        environment[ENV_SLICE] = str(slice_index)
+        environment[ENV_SLICE] = str(member)
+        environment.pop(ENV_STANDBY, None)
+        if role:
+            environment[ENV_STANDBY] = role
         leash = leash_fd()
         if leash is not None:
             environment[ENV_LEASH_FD] = str(leash)
-        log_path = spec.directory / "logs" / f"worker-{slice_index}.log"
+        log_path = spec.directory / "logs" / f"worker-{member}.log"
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with log_path.open("ab") as log:
             child = subprocess.Popen(
-                spec.command,
+                dying_with_parent(spec.command) if role else spec.command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

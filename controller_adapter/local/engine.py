@@ -34,6 +34,7 @@ from elastic.machine import step
 from elastic.persistent_reads import find_persisted
 from elastic.protocol import WorkerCommitted
 from elastic.records import FaultInjected, Record, RunStarted, WorkerEvent
+from elastic.shadow_events import EndShadowService, StartShadowService
 from elastic.state import Config, initial_state
 from elastic.telemetry import RecoveryTracer
 from elastic.turn import Clock
@@ -64,7 +65,7 @@ def local_config(config: Config) -> Config:
         join_s=3 * FOREVER_S,
         digest_s=FOREVER_S,
     )
-    return replace(config, rehearsals=0, timing=timing)
+    return replace(config, rehearsals=0, precompile=False, timing=timing)
 
 
 def run_started(spec: JobSpec) -> RunStarted:
@@ -177,7 +178,7 @@ class LocalEngine:
                 self._tracer.hear(command.record)
             elif isinstance(command, StartService):
                 self._inbox.put(ServiceReady(generation=command.generation, address=IN_PROCESS))
-            else:
+            elif not isinstance(command, StartShadowService | EndShadowService):
                 self.hosts.perform(command)
         if self.is_over():
             self._on_over()
@@ -191,9 +192,7 @@ class LocalEngine:
             if record.generation == self._state.generation:
                 self.write(record)
                 self._tracer.hear(record)
-            self.take(
-                Committed(slice_index=host.slice_index, generation=message.generation, step=message.step)
-            )
+            self.take(Committed(member=host.slice_index, generation=message.generation, step=message.step))
 
     def close(self) -> None:
         """End the job if it has not ended, and remove its memory; harmless when it has."""
@@ -227,7 +226,7 @@ class LocalEngine:
             if host.worker is WorkerState.NONE:
                 continue  # the fault came too late: nobody is there
             if fault.kind == "term":
-                self.take(PreemptionNotice(slice_index=host.slice_index))
+                self.take(PreemptionNotice(member=host.slice_index))
             elif fault.kind == "stop":
                 host.stopped = fault
             else:
@@ -238,7 +237,7 @@ class LocalEngine:
         host.end()
         self.take(
             WorkerLost(
-                slice_index=host.slice_index,
+                member=host.slice_index,
                 pid=host.incarnation,
                 cause=f"{what} (simulated)",
                 detector=detector,

@@ -36,6 +36,7 @@ from elastic.events import (
     WorldSpec,
 )
 from elastic.job import JobSpec
+from elastic.join_events import HostPrepared, PrepareHost
 from reshard.errors import ElasticError, MissingShardError
 from reshard.ids import HostId
 from reshard.redundancy import BuddyCopy
@@ -118,7 +119,7 @@ class VirtualHosts:
         snapshots, rejected = host.verified_snapshots()
         self._tell(
             Fenced(
-                slice_index=host.slice_index,
+                member=host.slice_index,
                 generation=self.fenced_below,
                 worker=host.worker,
                 snapshots=snapshots,
@@ -130,7 +131,7 @@ class VirtualHosts:
 
     def perform(self, command: AgentCommand) -> None:
         """Do at once what the command's host is told; events that follow from it are told."""
-        _PERFORM[type(command)](self, self.all[command.slice_index], command)
+        _PERFORM[type(command)](self, self.all[command.member], command)
 
     def _start_worker(self, host: VirtualHost, command: StartWorker) -> None:
         if host.worker in (WorkerState.NONE, WorkerState.IN_WORLD):
@@ -167,7 +168,7 @@ class VirtualHosts:
                 host.stage(command)
         except (ElasticError, OSError) as failed:
             error = str(failed)
-        self._tell(Staged(slice_index=host.slice_index, generation=command.generation, error=error))
+        self._tell(Staged(member=host.slice_index, generation=command.generation, error=error))
 
     def _finish_persist(self, host: VirtualHost, command: FinishPersist) -> None:
         host.finish_persist(command)
@@ -223,7 +224,7 @@ class VirtualHosts:
     def _say_attached(self, host: VirtualHost) -> None:
         self._tell(
             AgentAttached(
-                slice_index=host.slice_index,
+                member=host.slice_index,
                 worker=host.worker,
                 worker_pid=host.incarnation,
                 generation=self.fenced_below,
@@ -231,11 +232,15 @@ class VirtualHosts:
             )
         )
 
+    def _prepare(self, host: VirtualHost, command: PrepareHost) -> None:
+        """There is one thread: what it made room for now, it would make room for at the join."""
+        self._tell(HostPrepared(member=host.slice_index))
+
     def _say_if_ready(self, host: VirtualHost) -> None:
         """A starting slice is ready at once, but not while the one thread is in a broken world."""
         if host.worker is WorkerState.STARTING and not 0 < self.inside < self.fenced_below:
             host.worker = WorkerState.READY
-            self._tell(WorkerReady(slice_index=host.slice_index, pid=host.incarnation))
+            self._tell(WorkerReady(member=host.slice_index, pid=host.incarnation))
 
 
 _PERFORM: dict[type[Any], Callable[[VirtualHosts, VirtualHost, Any], None]] = {
@@ -250,6 +255,7 @@ _PERFORM: dict[type[Any], Callable[[VirtualHosts, VirtualHost, Any], None]] = {
     PersistSettled: VirtualHosts._persist_settled,
     ComputeDigest: VirtualHosts._digest,
     Assign: VirtualHosts._assign,
+    PrepareHost: VirtualHosts._prepare,
     ResetHost: VirtualHosts._reset,
     Shutdown: VirtualHosts._shut_down,
 }

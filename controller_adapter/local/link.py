@@ -97,7 +97,7 @@ class LocalLink:
             snapshot = None if restored_step is None else host.summary_of(restored_step, generation)
             self.engine.take(
                 Rebuilt(
-                    slice_index=host.slice_index,
+                    member=host.slice_index,
                     generation=generation,
                     snapshot=snapshot,
                     form_s=form_s,
@@ -111,9 +111,7 @@ class LocalLink:
         """Tell where each box of the world's state is, or is to be; see `Link`."""
         for host in self.engine.hosts.members()[:1]:  # none, when all of its slices were lost meanwhile
             index = host.slice_index
-            self.engine.take(
-                LaidOut(slice_index=index, generation=generation, layout=layout, lacking=lacking)
-            )
+            self.engine.take(LaidOut(member=index, generation=generation, layout=layout, lacking=lacking))
 
     def described(self, tree: TreeDescription) -> None:
         """Tell how the tree of the world's state looks: the same on every slice."""
@@ -126,7 +124,7 @@ class LocalLink:
             self.engine.hosts.captured(host.slice_index, generation, step)
         self.engine.take(
             Captured(
-                slice_index=host.slice_index,
+                member=host.slice_index,
                 generation=generation,
                 step=step,
                 checksums=checksums,
@@ -142,7 +140,7 @@ class LocalLink:
     def left(self, generation: int) -> None:
         """Tell that the loop has stopped at a boundary as told."""
         for host in self.engine.hosts.members():
-            self.engine.take(LeftWorld(slice_index=host.slice_index, generation=generation))
+            self.engine.take(LeftWorld(member=host.slice_index, generation=generation))
 
     def ended(self, generation: int, step: int) -> None:
         """Tell that the training loop has come to its end."""
@@ -150,7 +148,7 @@ class LocalLink:
             host.loop_ended()
             snapshots, _ = host.verified_snapshots()
             self.engine.take(
-                Finished(slice_index=host.slice_index, generation=generation, step=step, snapshots=snapshots)
+                Finished(member=host.slice_index, generation=generation, step=step, snapshots=snapshots)
             )
 
     def step_failed(self, generation: int, error: str, devices: str | None = None) -> None:
@@ -163,7 +161,7 @@ class LocalLink:
         """Tell that the user's code raised; the job ends with this status."""
         members = self.engine.hosts.members()
         first = members[0].slice_index if members else 0
-        self.engine.take(WorkerFailed(slice_index=first, error=error, exit_status=exit_status))
+        self.engine.take(WorkerFailed(member=first, error=error, exit_status=exit_status))
 
     def unwound(self, generation: int) -> None:
         """Tell that the training thread is out of its world."""

@@ -18,6 +18,7 @@ class MulticontrollerAdapter:
     in_place = "proven"
     simulated_faults = False
     one_process = False
+    keeps_runtime = True
 
     def service_command(self) -> tuple[str, ...]:
         """JAX's coordination service, in a process of its own."""
@@ -40,11 +41,11 @@ class MulticontrollerAdapter:
             ),
         }
 
-    def connect(self, spec: JobSpec, slice_index: int) -> tuple[Link, Runtime]:
+    def connect(self, spec: JobSpec, member: int) -> tuple[Link, Runtime]:
         """The link to this host's agent, and the runtime."""
         from controller_adapter.multicontroller.runtime import connect
 
-        return connect(spec, slice_index)
+        return connect(spec, member)
 
 
 def adapter() -> MulticontrollerAdapter:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import gc
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from jax._src import api, cache_key, compiler, distributed, xla_bridge
+from jax.experimental import multihost_utils
 from jaxlib import _jax
 
 from reshard.errors import UsageError
@@ -24,6 +26,12 @@ NEVER_S = 10_000_000
 """Heartbeats of JAX's own service decide nothing: agents notice a loss much sooner, and a missed one would
 abort the survivors.
 """
+
+_MEETINGS = {
+    name: getattr(multihost_utils, name)
+    for name in ("assert_equal", "broadcast_one_to_all", "process_allgather", "sync_global_devices")
+}
+"""What waits for all processes of the runtime."""
 
 
 def check_version() -> None:
@@ -87,6 +95,36 @@ def put_and_collect(key: str, value: str, rank: int, num_processes: int, timeout
     return [client.blocking_key_value_get(f"{key}/{other}", timeout_ms) for other in range(num_processes)]
 
 
+def guard_kept(lost: str) -> None:
+    """From now on refuse, in words, what would wait for ever for processes of the runtime that are lost."""
+    for name in _MEETINGS:
+        setattr(multihost_utils, name, _refusing(f"jax.experimental.multihost_utils.{name}", lost))
+    state = distributed.global_state
+    if not isinstance(state.client, _KeptClient):
+        state.client = _KeptClient(state.client, lost)
+
+
+def _refusing(name: str, lost: str) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise UsageError(
+            f"{name} would wait for ever: {lost} is lost, and this world goes on in its runtime",
+            remedy="Use what the world offers, or start the job with --reconnect.",
+        )
+
+    return refuse
+
+
+class _KeptClient:
+    """A client of the coordination service without its barriers."""
+
+    def __init__(self, client: Any, lost: str) -> None:
+        self._client = client
+        self.wait_at_barrier = _refusing("a barrier of jax.distributed", lost)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+
 def drop_backend() -> None:
     """Drop the backend, the client and every cache that refers to them; the process can connect again
     afterwards.
@@ -95,6 +133,8 @@ def drop_backend() -> None:
     # Programs that one process compiled for all stay here for good, and with them their backend and its
     # client, which aborts this process when its service ends, some generations later.
     compiler._compile_and_share_module.modules_cache.clear()  # type: ignore[attr-defined]
+    for name, meeting in _MEETINGS.items():
+        setattr(multihost_utils, name, meeting)
     state = distributed.global_state
     state.client = None
     state.process_id = 0
@@ -107,7 +147,8 @@ def share_compile_cache() -> None:
 
     JAX puts a fingerprint of the topology into the key, which on CPU differs from process to process though
     the program is the same (seen with 0.10.2). Here it is replaced, on CPU, by the kinds of the devices and
-    the features of the machine's processor.
+    the features of the machine's processor. Which devices they are is left out too, as JAX does for GPUs: a
+    program for two of three connected processes is that for two.
     """
     hash_config = cache_key._hash_accelerator_config
     features = _processor_features()
@@ -120,7 +161,16 @@ def share_compile_cache() -> None:
         for device in accelerators.flat:
             hash_obj.update(device.device_kind.encode())
 
+    hash_options: Any = cache_key._hash_serialized_compile_options
+
+    def hash_without_devices(
+        hash_obj: Any, compile_options_obj: Any, strip_device_assignment: bool = False
+    ) -> None:
+        strip = strip_device_assignment or xla_bridge.get_backend().platform == "cpu"
+        hash_options(hash_obj, compile_options_obj, strip_device_assignment=strip)
+
     cache_key._hash_accelerator_config = hash_on_cpu
+    cache_key._hash_serialized_compile_options = hash_without_devices
     jax.config.update("jax_share_binary_between_hosts", True)  # one process compiles, the others take it over
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

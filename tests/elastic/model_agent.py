@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 from model_state import PATHS, Content
 from model_worker import Snapshot
 
+from elastic.agent_said import Said
 from elastic.events import (
     AgentAttached,
     Assign,
+    Committed,
     ComputeDigest,
     DigestDone,
     EndWorker,
@@ -35,6 +37,8 @@ from elastic.events import (
     WorkerState,
     host_of,
 )
+from elastic.join_events import HostPrepared, PrepareHost
+from elastic.shadow_events import EndShadow, EnterShadow, ShadowTold, StartShadow
 from reshard.holdings import Holding
 
 if TYPE_CHECKING:
@@ -51,6 +55,12 @@ class Agent:
         self.generation = 0
         self.fence_pending = False
         self.unsettled: int | None = None
+        self.said = Said()
+        self.commits: list[Committed] = []
+        self.finishing: set[tuple[int, int]] = set()
+        self.pid = self.job.next_agent_pid()
+        self.shadow = 0
+        """The shadow group that this host has a process in."""
         self._up_s = 0.0
         self._down_s = 0.0
 
@@ -65,18 +75,29 @@ class Agent:
         """Tell the coordinator what there is, and what the worker said last."""
         worker = self.host.worker
         event = AgentAttached(
-            slice_index=self.index,
+            member=self.index,
             worker=worker.state if worker else WorkerState.NONE,
             worker_pid=worker.pid if worker else 0,
             generation=self.generation,
             data_address=f"host:{self.index}",
+            agent_pid=self.pid,
         )
+        if self.job.is_down:
+            return
         self._send(lambda: self.job.attach(self, event))
-        for word in worker.last_words if worker else ():
-            self.tell(word)
+        words = [*self.commits, *self.said.again(self.generation)]
+        words += [word for word in (worker.last_words if worker else ()) if word not in words]
+        for word in words:
+            self._tell(word)
 
     def tell(self, event: Event) -> None:
         """Send an event, in order; the coordinator hears it unless it has given this agent up."""
+        self.said.note(event)
+        if isinstance(event, Committed):
+            self.commits.append(event)
+        self._tell(event)
+
+    def _tell(self, event: Event) -> None:
 
         def arrive() -> None:
             if self.host.attached is self:
@@ -109,6 +130,7 @@ class Agent:
     def _obey(self, command: Any) -> None:
         worker = self.host.worker
         if isinstance(command, StartWorker):
+            self.said.forget_worker()
             self.host.start_worker()
         elif isinstance(command, EndWorker):
             self._end_quietly()
@@ -117,22 +139,26 @@ class Agent:
         elif isinstance(command, TakeStacks):
             if worker is not None and not self.host.is_deaf:
                 generation, hangs = command.generation, worker.hangs and not worker.waits
-                self.tell(
-                    StacksTaken(slice_index=self.index, generation=generation, in_script=hangs, where="f")
-                )
+                self.tell(StacksTaken(member=self.index, generation=generation, in_script=hangs, where="f"))
         elif isinstance(command, StopAfter):
             if worker is not None and worker.spec and worker.spec.generation == command.generation:
                 worker.stop_after = command.step
+        elif isinstance(command, PrepareHost):
+            took_s = self.job.random.uniform(0.01, 0.3)
+            self.job.after(took_s, lambda: self.tell(HostPrepared(member=self.index)))
         elif isinstance(command, Stage):
             self.job.after(self.job.random.uniform(0.005, 0.05), lambda: self._stage(command))
         elif isinstance(command, StagePersisted):
             self.job.after(self.job.random.uniform(0.005, 0.05), lambda: self._stage_persisted(command))
         elif isinstance(command, PersistSettled):
+            self.said.settled(command)
             is_ours = (self.generation, self.unsettled) == (command.generation, command.step)
             self.unsettled = None if is_ours else self.unsettled
         elif isinstance(command, FinishPersist):
             self.job.after(self.job.finish_s, lambda: self._finish_persist(command))
         elif isinstance(command, Assign):
+            self.said.forget()
+            self.commits.clear()
             if worker is not None and worker.state is WorkerState.READY:
                 worker.enter(command.world)
         elif isinstance(command, ComputeDigest):
@@ -140,9 +166,27 @@ class Agent:
         elif isinstance(command, ResetHost):
             self._end_quietly()
             self.attach()
+        elif isinstance(command, StartShadow | EnterShadow | EndShadow):
+            self._shadow(command)
         elif isinstance(command, Shutdown):
             self._end_quietly()
             self.host.is_released = True
+
+    def _shadow(self, command: StartShadow | EnterShadow | EndShadow) -> None:
+        """A process of a shadow group: it gets to its session, makes its step; it may fail."""
+        if isinstance(command, EndShadow):
+            self.shadow = 0 if command.number == self.shadow else self.shadow
+            return
+        starts = isinstance(command, StartShadow)
+        self.shadow = command.number if starts else self.shadow
+        fails = self.job.shadow_fails and self.job.random.random() < self.job.shadow_fails
+
+        def tell() -> None:
+            if self.alive and self.shadow == command.number:
+                state: Any = "failed" if fails else "ready" if starts else "done"
+                self.tell(ShadowTold(member=self.index, number=command.number, state=state, detail="x"))
+
+        self.job.after(self.job.random.uniform(0.1, 0.5), tell)
 
     def _end_quietly(self) -> None:
         if self.host.worker is not None:
@@ -154,6 +198,8 @@ class Agent:
         if command.generation < self.generation:
             return
         self.generation, self.fence_pending = command.generation, True
+        self.said.forget()
+        self.shadow = 0
         self.unsettled = None
         worker = self.host.worker
         if command.leave_out:
@@ -170,11 +216,13 @@ class Agent:
     def worker_ended(self, pid: int, cause: str) -> None:
         self.tell(
             WorkerLost(
-                slice_index=self.index,
+                member=self.index,
                 pid=pid,
                 cause=cause,
                 detector="process-exit",
                 last_life_unix_s=0.0,
+                killed_by="SIGKILL" if "SIGKILL" in cause else "",
+                evidence=self.job.kernel_says,
             )
         )
         if self.fence_pending:
@@ -185,7 +233,7 @@ class Agent:
         worker = self.host.worker
         self.tell(
             Fenced(
-                slice_index=self.index,
+                member=self.index,
                 generation=self.generation,
                 worker=worker.state if worker else WorkerState.NONE,
                 snapshots=self.host.summaries(),
@@ -223,7 +271,7 @@ class Agent:
                 holdings=tuple(holdings),
             )
             self.host.stage = Snapshot(command.step, command.generation, content, summary, complete=True)
-        self.tell(Staged(slice_index=self.index, generation=command.generation, error=error))
+        self.tell(Staged(member=self.index, generation=command.generation, error=error))
 
     # ---- the persistent tier ----
 
@@ -233,7 +281,7 @@ class Agent:
         if self.unsettled is not None:
             self.tell(
                 SharePersisted(
-                    slice_index=self.index,
+                    member=self.index,
                     generation=snapshot.generation,
                     step=snapshot.step,
                     error=f"step {self.unsettled} was still being written",
@@ -252,7 +300,7 @@ class Agent:
                 shares[self.index] = snapshot.content
             self.tell(
                 SharePersisted(
-                    slice_index=self.index,
+                    member=self.index,
                     generation=snapshot.generation,
                     step=snapshot.step,
                     error=error,
@@ -264,12 +312,15 @@ class Agent:
     def _finish_persist(self, command: FinishPersist) -> None:
         if not self.alive:
             return
+        if (command.step, command.generation) in self.finishing:
+            return
+        self.finishing.add((command.step, command.generation))
         shares = self.job.shares[command.step, command.generation]
         (content,) = set(shares.values())
         self.job.disk[command.step] = command.generation, content
         self.tell(
             Persisted(
-                slice_index=self.index,
+                member=self.index,
                 generation=command.generation,
                 step=command.step,
                 snapshot=self.job.persisted_summary(command.step),
@@ -295,7 +346,7 @@ class Agent:
         if not error:
             content = self.job.disk[command.step][1]
             self.host.stage = Snapshot(command.step, command.generation, content, summary, complete=True)
-        self.tell(Staged(slice_index=self.index, generation=command.generation, error=error))
+        self.tell(Staged(member=self.index, generation=command.generation, error=error))
 
     def _digest(self, command: ComputeDigest) -> None:
         if not self.alive:
@@ -310,7 +361,7 @@ class Agent:
         assert len(contents) == 1 or not digest
         self.tell(
             DigestDone(
-                slice_index=self.index,
+                member=self.index,
                 generation=command.generation,
                 step=command.step,
                 purpose=command.purpose,

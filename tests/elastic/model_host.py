@@ -40,6 +40,8 @@ class Host:
         """Whether its worker answers nobody."""
         self.is_released = False
         self.start_fails = 0
+        self.never_ready = False
+        """Whether its workers never come to their session."""
         self.num_workers = 0
         self.finished_content: Content | None = None
 
@@ -104,10 +106,12 @@ class Host:
             self.start_fails -= 1
             worker.later(0.2, lambda: self.kill_worker("exit status 1"))
             return
+        if self.never_ready:
+            return
 
         def ready() -> None:
             worker.state = WorkerState.READY
-            worker.say(WorkerReady(slice_index=self.index, pid=worker.pid))
+            worker.say(WorkerReady(member=self.index, pid=worker.pid))
 
         worker.later(self.job.random.uniform(0.3, 0.6), ready)
 
@@ -166,13 +170,13 @@ class Host:
         worker = self.worker
         if worker is None:
             return
-        worker.say(PreemptionNotice(slice_index=self.index))
+        worker.say(PreemptionNotice(member=self.index))
         worker.later(grace_s, lambda: self.kill_worker("killed after its notice"))
 
     def fail_by_user(self, error: str) -> None:
         """The training script raises."""
         if self.agent is not None:
-            self.agent.tell(WorkerFailed(slice_index=self.index, error=error))
+            self.agent.tell(WorkerFailed(member=self.index, error=error))
 
     def fail_step(self) -> None:
         """The step under way fails on all, though nobody is lost."""

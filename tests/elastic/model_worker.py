@@ -40,11 +40,11 @@ class Snapshot:
     summary: SnapshotSummary
     complete: bool = False
 
-    def told(self, slice_index: int) -> Captured:
+    def told(self, member: int) -> Captured:
         """What a worker tells of it: checksums that are the same for the same content."""
         checksums = [zlib.crc32(repr((self.content, h.path)).encode()) for h in self.summary.holdings]
         return Captured(
-            slice_index=slice_index,
+            member=member,
             generation=self.generation,
             step=self.step,
             checksums=pack_checksums(checksums),
@@ -136,7 +136,7 @@ class Worker:
         spec, snapshot = self.spec, None
         if spec.rank == 0:
             layout = layout_for(spec.slices)
-            laid_out = LaidOut(slice_index=self.index, generation=spec.generation, layout=layout)
+            laid_out = LaidOut(member=self.index, generation=spec.generation, layout=layout)
             self.say(laid_out, again=True)
         if spec.restore_step is not None:
             self.content = self.host.gather(spec)
@@ -147,7 +147,7 @@ class Worker:
             self.content = ()
         self.say(
             Rebuilt(
-                slice_index=self.index,
+                member=self.index,
                 generation=spec.generation,
                 snapshot=snapshot.summary if snapshot else None,
                 form_s=0.0,
@@ -168,7 +168,7 @@ class Worker:
             self.host.finished_content = self.content
             self.say(
                 Finished(
-                    slice_index=self.index,
+                    member=self.index,
                     generation=self.spec.generation,
                     step=done,
                     snapshots=self.host.summaries(),
@@ -176,7 +176,7 @@ class Worker:
                 again=True,
             )
         elif self.stop_after is not None and done >= self.stop_after:
-            self.say(LeftWorld(slice_index=self.index, generation=self.spec.generation), again=True)
+            self.say(LeftWorld(member=self.index, generation=self.spec.generation), again=True)
         elif not self.hangs:
             world = self.world
             self._wait_for_all(world, lambda member: None)
@@ -204,7 +204,7 @@ class Worker:
         assert self.spec is not None
         if self.spec.rehearsal:
             self.content = ()
-            self.say(LeftWorld(slice_index=self.index, generation=self.spec.generation), again=True)
+            self.say(LeftWorld(member=self.index, generation=self.spec.generation), again=True)
             return
         number = len(self.content) - 1
         snapshot = self._begin_capture(number)
@@ -217,7 +217,7 @@ class Worker:
             self.job.check_captured(snapshot)
             assert self.spec is not None
             self.say(snapshot.told(self.index))
-            self.say(Committed(slice_index=self.index, generation=snapshot.generation, step=number))
+            self.say(Committed(member=self.index, generation=snapshot.generation, step=number))
             every, is_last = self.job.persist_every, number + 1 == self.job.num_steps
             if every and ((number + 1) % every == 0 or is_last) and self.host.agent is not None:
                 self.host.agent.write_share(snapshot)
@@ -282,7 +282,7 @@ class Worker:
 
     def _fail_step(self, error: str) -> None:
         if self.spec is not None:
-            failed = StepFailed(slice_index=self.index, generation=self.spec.generation, error=error)
+            failed = StepFailed(member=self.index, generation=self.spec.generation, error=error)
             self.say(failed, again=True)
 
     def end(self) -> None:

@@ -38,7 +38,7 @@ def test_digest_is_that_of_the_state_in_however_many_rounds(round_bytes: int, nu
                 return super().fill(*args)
 
         command = ComputeDigest(
-            slice_index=0,
+            member=0,
             generation=GENERATION,
             step=STEP,
             of_generation=GENERATION,

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from elastic.agent_link import AgentLink
-from elastic.events import AuditAfter, Captured, Fence, LaidOut, StopAfter, WorldSpec
-from elastic.job import JobSpec
+from elastic.events import AuditAfter, Captured, Fence, LaidOut, LeftWorld, StopAfter, WorldSpec
+from elastic.job import ENV_STANDBY, ROLE_SHADOW, ROLE_WARM, JobSpec
 from elastic.ports import JobOver, Room
 from elastic.protocol import (
     EnterWorld,
@@ -24,6 +24,7 @@ from elastic.protocol import (
     LoopEnded,
     Reserve,
     Reserved,
+    TakeTurn,
     Unwound,
     WorkerCommitted,
 )
@@ -109,7 +110,7 @@ def test_fence_unblocks_the_main_thread_until_it_is_out(
 ) -> None:
     in_world(link, agent)
     assert not link.is_fenced(WORLD.generation)
-    agent.say(Fence(slice_index=0, generation=3))
+    agent.say(Fence(member=0, generation=3))
     assert link.wait_fenced(WORLD.generation, BOUND_S)
     assert unblocked.wait(BOUND_S)
     unblocked.clear()
@@ -121,13 +122,13 @@ def test_fence_unblocks_the_main_thread_until_it_is_out(
 
 
 def test_fence_outside_a_world_is_acknowledged_at_once(link: AgentLink, agent: FakeAgent) -> None:
-    agent.say(Fence(slice_index=0, generation=5))
+    agent.say(Fence(member=0, generation=5))
     assert agent.next() == Unwound(generation=5)
 
 
 def test_fence_takes_back_a_world_that_was_not_entered_yet(link: AgentLink, agent: FakeAgent) -> None:
     agent.say(EnterWorld(world=WORLD))
-    agent.say(Fence(slice_index=0, generation=3))
+    agent.say(Fence(member=0, generation=3))
     assert agent.next() == Unwound(generation=3)
     agent.say(JobEnded(completed=True))
     assert link.wait_world() is None
@@ -135,8 +136,8 @@ def test_fence_takes_back_a_world_that_was_not_entered_yet(link: AgentLink, agen
 
 def test_boundary_holds_for_its_own_generation_only(link: AgentLink, agent: FakeAgent) -> None:
     in_world(link, agent)
-    agent.say(StopAfter(slice_index=0, generation=2, step=7))
-    agent.say(Fence(slice_index=0, generation=2))
+    agent.say(StopAfter(member=0, generation=2, step=7))
+    agent.say(Fence(member=0, generation=2))
     assert link.wait_fenced(1, BOUND_S)
     assert (link.stop_step(2), link.stop_step(3)) == (7, None)
 
@@ -219,8 +220,8 @@ LAYOUT = Layout(
 def test_order_to_audit_holds_for_its_world_alone(link: AgentLink, agent: FakeAgent) -> None:
     in_world(link, agent)
     assert link.audit_step(WORLD.generation) is None
-    agent.say(AuditAfter(slice_index=0, generation=WORLD.generation, step=12))
-    agent.say(Fence(slice_index=0, generation=2))
+    agent.say(AuditAfter(member=0, generation=WORLD.generation, step=12))
+    agent.say(Fence(member=0, generation=2))
     assert link.wait_fenced(1, BOUND_S)  # what was said before it has arrived
     assert link.audit_step(WORLD.generation) == 12
     assert link.audit_step(WORLD.generation + 1) is None
@@ -232,8 +233,8 @@ def test_next_agent_is_told_the_layout_again_but_no_checksums(
     in_world(link, agent)
     link.laid_out(WORLD.generation, LAYOUT)
     link.captured(HostId(0), WORLD.generation, 3, b"12345678", is_audit=False)
-    laid_out = LaidOut(slice_index=0, generation=2, layout=LAYOUT)
-    captured = Captured(slice_index=0, generation=2, step=3, checksums=b"12345678")
+    laid_out = LaidOut(member=0, generation=2, layout=LAYOUT)
+    captured = Captured(member=0, generation=2, step=3, checksums=b"12345678")
     link.captured(HostId(0), WORLD.generation, 4, b"87654321", is_audit=False)  # tells of the one before
     assert [agent.next(), agent.next()] == [laid_out, captured]
     agent.die()
@@ -253,3 +254,47 @@ def test_copies_left_out_of_a_restore_cross_the_socket_as_they_are(link: AgentLi
     world = replace(WORLD, left_out=left_out)
     agent.say(EnterWorld(world=world))
     assert link.wait_world() == world
+
+
+# ---- a process that stands by ------------------------------------------------------------------------------
+
+
+def open_standby(spec: JobSpec, role: str, monkeypatch: pytest.MonkeyPatch) -> queue.SimpleQueue[AgentLink]:
+    """Open a link in the role, in a thread: it is there when the process got its turn."""
+    monkeypatch.setenv(ENV_STANDBY, role)
+    opened: queue.SimpleQueue[AgentLink] = queue.SimpleQueue()
+    threading.Thread(target=lambda: opened.put(AgentLink(spec, 0, lambda: None)), daemon=True).start()
+    return opened
+
+
+def test_process_that_stands_by_says_hello_and_goes_on_only_when_it_is_its_turn(
+    spec: JobSpec, agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = open_standby(spec, ROLE_WARM, monkeypatch)
+    assert agent.next() == Hello(pid=os.getpid(), generation=0)
+    assert opened.empty()
+    agent.say(TakeTurn())
+    link = opened.get(timeout=BOUND_S)
+    in_world(link, agent)
+    link.left(WORLD.generation)
+    assert agent.next() == LeftWorld(member=0, generation=WORLD.generation)
+    agent.say(JobEnded(completed=True))
+
+
+def test_shadow_has_no_memory_and_tells_only_how_its_step_ended(
+    spec: JobSpec, agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = open_standby(spec, ROLE_SHADOW, monkeypatch)
+    agent.next()
+    agent.say(TakeTurn())
+    link = opened.get(timeout=BOUND_S)
+    in_world(link, agent)
+    assert dict(link.arenas()) == {}
+    mesh = MeshLayout(axis_names=("data",), axis_sizes=(1,), hosts=(HostId(0),))
+    link.laid_out(WORLD.generation, Layout(mesh=mesh, arrays=(), elastic_axis="data"))
+    link.rebuilt(WORLD.generation, None, 0.0, 0.0, 0)
+    link.committed(COMMITTED)
+    link.preempted()
+    link.left(WORLD.generation)
+    assert agent.next() == LeftWorld(member=0, generation=WORLD.generation)
+    agent.say(JobEnded(completed=True))

@@ -56,7 +56,7 @@ class Hosts:
 
     def finish(self, step: int) -> Persisted:
         first = next(iter(self.persisters.values()))
-        first.finish(FinishPersist(slice_index=0, generation=GENERATION, step=step))
+        first.finish(FinishPersist(member=0, generation=GENERATION, step=step))
         answer = self.told.get(timeout=BOUND_S)
         assert isinstance(answer, Persisted)
         self.settled(step, failed=bool(answer.error))
@@ -65,7 +65,7 @@ class Hosts:
     def settled(self, step: int, *, failed: bool) -> None:
         for host, persister in self.persisters.items():
             persister.settled(
-                PersistSettled(slice_index=host.slice_index, generation=GENERATION, step=step, failed=failed)
+                PersistSettled(member=host.slice_index, generation=GENERATION, step=step, failed=failed)
             )
 
 
@@ -85,9 +85,7 @@ def running(directory: Path, num_slices: int = 2, **settings: Any) -> Iterator[H
 
 
 def ok(step: int, num_slices: int = 2) -> set[SharePersisted]:
-    return {
-        SharePersisted(slice_index=index, generation=GENERATION, step=step) for index in range(num_slices)
-    }
+    return {SharePersisted(member=index, generation=GENERATION, step=step) for index in range(num_slices)}
 
 
 @pytest.mark.parametrize(
@@ -114,7 +112,7 @@ def test_shares_of_all_hosts_together_are_a_snapshot_that_reads_back(tmp_path: P
         assert [found.step for found in find_persisted(tmp_path)] == [1]
         whole = [(a.path, a.dtype, a.shape, elements(a.path, 1).tobytes()) for a in hosts.layout.arrays]
         command = ComputeDigest(
-            slice_index=0,
+            member=0,
             generation=9,
             step=1,
             of_generation=GENERATION,
@@ -133,7 +131,7 @@ def test_boxes_of_another_layout_are_staged_from_disk(tmp_path: Path) -> None:
         hosts.finish(1)
         box = ((2, 9), (0, 3))  # across what the two hosts wrote
         command = StagePersisted(
-            slice_index=0, generation=7, step=1, layout=hosts.layout, boxes=(("['w']", box),), position=8
+            member=0, generation=7, step=1, layout=hosts.layout, boxes=(("['w']", box),), position=8
         )
         arena = hosts.arenas[HostId(0)]
         assert stage_from_disk(arena, tmp_path, command) == 7 * 3 * 4
@@ -148,7 +146,7 @@ def test_damaged_or_missing_snapshot_on_disk_is_refused_with_its_name(tmp_path: 
         hosts.answers(2)
         hosts.finish(1)
         command = StagePersisted(
-            slice_index=0, generation=7, step=1, layout=hosts.layout, boxes=(("['w']", ((0, 12), (0, 3))),)
+            member=0, generation=7, step=1, layout=hosts.layout, boxes=(("['w']", ((0, 12), (0, 3))),)
         )
         files = (tmp_path / "1" / "default" / "w" / "c").rglob("0")
         chunk = next(path for path in files if path.is_file())

@@ -105,7 +105,7 @@ def transfers() -> tuple[Layout, tuple[Transfer, ...]]:
 def stage(addresses: dict[int, str]) -> Stage:
     _, planned = transfers()
     return Stage(
-        slice_index=0,
+        member=0,
         generation=GENERATION,
         step=STEP,
         layout=LAYOUT,
@@ -128,7 +128,7 @@ def test_staged_pieces_of_a_peer_can_be_read_and_count_as_its_bytes(
     arenas: tuple[Arena, Arena], address: str
 ) -> None:
     tasks = ArenaTasks(arenas[0], 0, TOKEN)
-    assert told(tasks, stage({1: address})) == Staged(slice_index=0, generation=GENERATION)
+    assert told(tasks, stage({1: address})) == Staged(member=0, generation=GENERATION)
     source = arenas[0].find_shards(STEP, GENERATION)
     assert source.read("w", BOXES[1]).tobytes() == ROWS[2:].tobytes()
     source.close()
@@ -141,7 +141,7 @@ def test_source_that_is_away_is_replaced_by_another_that_holds_the_shard(
     with serving(third) as other:
         command = replace(stage({2: other.address}), alternates=((2,),))
         tasks = ArenaTasks(arenas[0], 0, TOKEN)
-        assert told(tasks, command) == Staged(slice_index=0, generation=GENERATION)
+        assert told(tasks, command) == Staged(member=0, generation=GENERATION)
     source = arenas[0].find_shards(STEP, GENERATION)
     assert source.read("w", BOXES[1]).tobytes() == ROWS[2:].tobytes()
     source.close()
@@ -159,7 +159,7 @@ def test_what_was_staged_stays_when_fetching_fails(arenas: tuple[Arena, Arena], 
 def test_digest_is_that_of_the_whole_state(arenas: tuple[Arena, Arena], address: str) -> None:
     layout, planned = transfers()
     command = ComputeDigest(
-        slice_index=0,
+        member=0,
         generation=GENERATION,
         step=STEP,
         of_generation=1,
@@ -204,7 +204,7 @@ def test_doctored_plan_is_found_before_what_it_staged_counts(
 ) -> None:
     tasks = ArenaTasks(arenas[0], 0, TOKEN, count_writes=True)
     sound = stage({1: address})
-    assert told(tasks, sound) == Staged(slice_index=0, generation=GENERATION)
+    assert told(tasks, sound) == Staged(member=0, generation=GENERATION)
     answer = told(tasks, replace(sound, transfers=tuple(doctored)))
     assert re.search(message, answer.error), answer.error
     source = arenas[0].find_shards(STEP, GENERATION)
@@ -214,7 +214,7 @@ def test_doctored_plan_is_found_before_what_it_staged_counts(
 
 def digest_command(address: str, transfers: tuple[Transfer, ...]) -> ComputeDigest:
     return ComputeDigest(
-        slice_index=0,
+        member=0,
         generation=GENERATION,
         step=STEP,
         of_generation=1,

@@ -74,7 +74,7 @@ def transfer(piece: Box) -> Transfer:
 
 def stage(address: str, piece: Box) -> Stage:
     return Stage(
-        slice_index=0,
+        member=0,
         generation=GENERATION + 1,
         step=STEP,
         of_generation=GENERATION,
@@ -155,7 +155,7 @@ def test_snapshot_for_the_persistent_tier_is_verified_when_it_is_pinned(arenas: 
 
 def test_digest_is_not_computed_over_damaged_bytes(arenas: dict[HostId, Arena], address: str) -> None:
     command = ComputeDigest(
-        slice_index=0,
+        member=0,
         generation=GENERATION,
         step=STEP,
         of_generation=GENERATION,

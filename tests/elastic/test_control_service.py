@@ -21,7 +21,7 @@ from elastic.records import MessageRefused, of_kind, read_history
 from elastic.state import Config
 
 ATTACHED = AgentAttached(
-    slice_index=0, worker=WorkerState.NONE, worker_pid=0, generation=0, data_address="127.0.0.1:1"
+    member=0, worker=WorkerState.NONE, worker_pid=0, generation=0, data_address="127.0.0.1:1"
 )
 
 
@@ -79,15 +79,15 @@ def test_call_without_the_token_is_refused_and_written_down(
 
 
 @pytest.mark.parametrize(
-    ("slice_index", "event"),
-    [(0, replace(ATTACHED, slice_index=1)), (7, replace(ATTACHED, slice_index=7))],
+    ("member", "event"),
+    [(0, replace(ATTACHED, member=1)), (7, replace(ATTACHED, member=7))],
     ids=["another's slice", "no such slice"],
 )
 def test_agent_of_a_slice_that_is_not_its_own_is_refused(
-    served: tuple[Coordinator, ControlStub], slice_index: int, event: AgentAttached
+    served: tuple[Coordinator, ControlStub], member: int, event: AgentAttached
 ) -> None:
     name, body = CONTROL_CODEC.encode(event)
-    envelope = pb.Envelope(slice_index=slice_index, kind=name, body=body)
+    envelope = pb.Envelope(member=member, kind=name, body=body)
     with pytest.raises(grpc.RpcError) as refused:
         list(served[1].Attach(iter([envelope]), metadata=(("authorization", "Bearer right"),)))
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT

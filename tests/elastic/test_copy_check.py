@@ -19,13 +19,13 @@ LAYOUT = Layout(
 CHECK = CopyCheck().entered(1, LAYOUT)
 
 
-def told(slice_index: int, step: int, *, flip: int | None = None, is_audit: bool = False) -> Captured:
+def told(member: int, step: int, *, flip: int | None = None, is_audit: bool = False) -> Captured:
     """One slice's checksums of all arrays (three replicas); `flip` falsifies that of one (-1: of all)."""
     values = [1000 * step + array for array in range(12)]
     for array in range(12) if flip == -1 else () if flip is None else (flip,):
         values[array] ^= 1 << 63
     return Captured(
-        slice_index=slice_index,
+        member=member,
         generation=1,
         step=step,
         checksums=pack_checksums(values),
@@ -94,7 +94,7 @@ def test_check_takes_what_a_slice_tells_again_in_place_of_the_first():
 
 
 def test_check_leaves_out_a_table_that_does_not_fit():
-    bad = Captured(slice_index=1, generation=1, step=5, checksums=b"\0" * 8)
+    bad = Captured(member=1, generation=1, step=5, checksums=b"\0" * 8)
     _, (comparison,) = take(CHECK, told(0, 5), bad, told(2, 5, flip=3))
     assert comparison.slices == (0, 2)
     assert [found.path for found in comparison.disagreements] == ["w03"]

@@ -103,7 +103,7 @@ def test_slice_whose_devices_are_sick_is_the_loss_that_explains_a_failed_step() 
 
     def fail(devices: str | None) -> None:
         generation = job.state.generation
-        job.tell(StepFailed(slice_index=1, generation=generation, error="INTERNAL", devices=devices))
+        job.tell(StepFailed(member=1, generation=generation, error="INTERNAL", devices=devices))
 
     job.when_step(7, lambda: fail(None))
     job.when_phase(Phase.SUSPECT, lambda: fail("device 3 did not answer"))
@@ -115,7 +115,7 @@ def test_slice_whose_devices_are_sick_is_the_loss_that_explains_a_failed_step() 
 
 def test_failed_step_waits_for_a_probe_that_is_under_way_but_not_for_ever() -> None:
     job = Job(3, num_steps=30)
-    job.when_step(7, lambda: job.tell(StepFailed(slice_index=1, generation=1, error="INTERNAL")))
+    job.when_step(7, lambda: job.tell(StepFailed(member=1, generation=1, error="INTERNAL")))
     began_s: list[float] = []
     job.when_phase(Phase.SUSPECT, lambda: began_s.append(job.now_s))
     ended_s: list[float] = []

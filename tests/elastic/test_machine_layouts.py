@@ -131,7 +131,7 @@ def asked(state: JobState, lacking: str) -> LaidOut:
     layout = model_state.layout_for(state.world)
     arrays = tuple(replace(array, spec=(("data",),)) for array in layout.arrays)
     layout = replace(layout, arrays=arrays)
-    return LaidOut(slice_index=2, generation=state.generation, layout=layout, lacking=lacking)
+    return LaidOut(member=2, generation=state.generation, layout=layout, lacking=lacking)
 
 
 def test_script_that_asks_for_another_layout_gets_a_world_that_is_planned_for_it() -> None:
@@ -139,7 +139,7 @@ def test_script_that_asks_for_another_layout_gets_a_world_that_is_planned_for_it
     event = asked(state, "[0:4] of weights")
     anew, commands = after(state, event, at_s=0.0)
     assert (anew.phase, anew.generation) == (Phase.FENCING, state.generation + 1)
-    assert {command.slice_index for command in commands if isinstance(command, Fence)} == {0, 1, 2}
+    assert {command.member for command in commands if isinstance(command, Fence)} == {0, 1, 2}
     assert dict(anew.layouts)[2] == event.layout
     assert anew.copies.layout is None or anew.copies.layout != event.layout
 

@@ -77,9 +77,7 @@ def test_late_news_of_an_ended_worker_is_not_taken_for_the_loss_of_the_next() ->
         job.kill_worker(2)
 
     def late_news() -> None:
-        late = WorkerLost(
-            slice_index=1, pid=2001, cause="killed", detector="process-exit", last_life_unix_s=0.0
-        )
+        late = WorkerLost(member=1, pid=2001, cause="killed", detector="process-exit", last_life_unix_s=0.0)
         job.tell(late)
         assert job.state.member(1).worker is WorkerState.STARTING
         assert job.state.member(1).respawning
@@ -102,7 +100,7 @@ def test_second_loss_in_any_phase_goes_on_with_who_is_left(phase: Phase, second:
     def strike() -> None:
         job.when_phase(phase, lambda: job.kill_worker(second), generation=1)
         if phase is Phase.SUSPECT:
-            job.tell(StepFailed(slice_index=0, generation=job.state.generation, error="Connection reset"))
+            job.tell(StepFailed(member=0, generation=job.state.generation, error="Connection reset"))
         job.kill_worker(1)
 
     job.when_step(7, strike)
@@ -231,7 +229,7 @@ def test_agent_away_past_the_grace_is_a_loss_and_its_worker_is_ended_when_it_com
     assert (1, "agent-heartbeat") in job.losses
     assert worlds(job)[1][:2] == ((0, 2), "in-place")
     resets = [command for command in job.sent if isinstance(command, ResetHost)]
-    assert resets == [ResetHost(slice_index=1)]
+    assert resets == [ResetHost(member=1)]
     assert worlds(job)[-1][:2] == ((0, 1, 2), "scale-up")
     assert job.hosts[1].num_workers == 2
 
@@ -312,7 +310,7 @@ def test_commit_of_an_older_generation_is_refused_and_written_down() -> None:
 
     def late() -> None:
         newest = job.state.newest_committed
-        job.tell(Committed(slice_index=2, generation=1, step=newest + 5))
+        job.tell(Committed(member=2, generation=1, step=newest + 5))
         assert job.state.newest_committed == newest
 
     job.when_phase(Phase.RUNNING, late, generation=2)
@@ -326,7 +324,7 @@ def test_failed_step_of_an_older_generation_changes_nothing() -> None:
     job.when_step(7, lambda: job.kill_worker(2))
     job.when_phase(
         Phase.RUNNING,
-        lambda: job.tell(StepFailed(slice_index=0, generation=1, error="late")),
+        lambda: job.tell(StepFailed(member=0, generation=1, error="late")),
         generation=2,
     )
     job.run()

@@ -9,12 +9,15 @@ import sys
 from functools import partial
 
 import pytest
+from hypothesis import settings
 from model_job import Job
 
 from elastic.events import Phase
 from elastic.records import PhaseEntered
 
-SEEDS_PER_TEST = 50
+SEEDS_PER_TEST = 25
+NUM_SEEDS = 5 * settings().max_examples
+"""125 by default, 5,000 with the profile "deep"."""
 FAULTS_S = 6.0
 BOUND_S = 90.0
 PHASES = (
@@ -89,9 +92,26 @@ def _plan_spurious_failure(job: Job, draw: random.Random) -> None:
     job.after(draw.uniform(1.0, FAULTS_S), host.fail_step)
 
 
-def check(seed: int) -> str:
+def plan_crashes(job: Job, seed: int) -> None:
+    """The coordinator dies too, at random moments and phases, for moments or for longer than a lease."""
+    draw = random.Random(-seed - 1)
+
+    def crash() -> None:
+        job.crash_coordinator(draw.choice((0.0, 0.01, 0.3, 1.5, 5.0)))
+
+    for _ in range(draw.choice((1, 1, 2, 3))):
+        if draw.random() < 0.5:
+            job.after(draw.uniform(0.1, FAULTS_S), crash)
+        else:
+            phase, generation = draw.choice(PHASES), draw.randint(1, 5)
+            job.when_phase(phase, crash, generation=generation)
+
+
+def check(seed: int, *, crashes: bool = False) -> str:
     """Run a seed; raises with the seed in the message when a promise is broken."""
     job = build_job(seed)
+    if crashes:
+        plan_crashes(job, seed)
     try:
         job.run(until_s=BOUND_S)
         outcome, error = job.outcome
@@ -104,9 +124,15 @@ def check(seed: int) -> str:
     return outcome
 
 
-@pytest.mark.parametrize("first", range(0, 300, SEEDS_PER_TEST))
+@pytest.mark.parametrize("first", range(0, NUM_SEEDS, SEEDS_PER_TEST))
 def test_machine_keeps_every_promise_under_random_faults(first: int) -> None:
     outcomes = [check(seed) for seed in range(first, first + SEEDS_PER_TEST)]
+    assert outcomes.count("completed") > 0.7 * SEEDS_PER_TEST
+
+
+@pytest.mark.parametrize("first", range(1000, 1200, SEEDS_PER_TEST))
+def test_machine_keeps_every_promise_when_its_coordinator_dies_too(first: int) -> None:
+    outcomes = [check(seed, crashes=True) for seed in range(first, first + SEEDS_PER_TEST)]
     assert outcomes.count("completed") > 0.7 * SEEDS_PER_TEST
 
 

@@ -43,7 +43,7 @@ def test_survivor_that_aborts_while_leaving_is_started_again_and_not_counted_as_
     pid = state.member(2).worker_pid
     assert state.member(2).worker is WorkerState.IN_WORLD
     event = WorkerLost(
-        slice_index=2,
+        member=2,
         pid=pid,
         cause="SIGABRT",
         detector="process-exit",
@@ -53,13 +53,13 @@ def test_survivor_that_aborts_while_leaving_is_started_again_and_not_counted_as_
     state, commands = after(state, event, at_s=0.0)
     losses = [c for c in commands if isinstance(c, Write) and isinstance(c.record, LossDetected)]
     assert (state.member(2).worker is WorkerState.STARTING) == aborted
-    assert (StartWorker(slice_index=2) in commands) == aborted
+    assert (StartWorker(member=2) in commands) == aborted
     assert bool(losses) != aborted
 
 
 def test_report_of_an_earlier_fencing_told_again_takes_nobody_out_of_a_running_world() -> None:
     state = state_when(Phase.RUNNING)
-    again = Fenced(slice_index=1, generation=state.generation, worker=WorkerState.READY, snapshots=())
+    again = Fenced(member=1, generation=state.generation, worker=WorkerState.READY, snapshots=())
     state, _ = after(state, again, at_s=0.0)
     assert state.member(1).worker is WorkerState.IN_WORLD
     assert state.phase is Phase.RUNNING
@@ -67,7 +67,7 @@ def test_report_of_an_earlier_fencing_told_again_takes_nobody_out_of_a_running_w
 
 def test_loop_that_ends_on_one_slice_alone_fails_the_job_and_names_it() -> None:
     state = state_when(Phase.RUNNING)
-    ended = Finished(slice_index=1, generation=state.generation, step=3)
+    ended = Finished(member=1, generation=state.generation, step=3)
     state, _ = after(state, ended, at_s=0.0)
     assert state.phase is Phase.RUNNING
     state, _ = after(replace(state), Tick())

@@ -67,12 +67,10 @@ def test_ended_job_only_releases_hosts_that_come_late(phase: Phase) -> None:
     state, _ = machine.step(initial_state(Config(num_slices=2), 0.0), StopRequested(reason="Ctrl-C"), now)
     for kind in machine.EVENTS:
         assert (machine.TABLE[phase][kind] is machine.ignore) == (kind is not AgentAttached)
-    attached = AgentAttached(
-        slice_index=1, worker=WorkerState.NONE, worker_pid=0, generation=0, data_address=""
-    )
+    attached = AgentAttached(member=1, worker=WorkerState.NONE, worker_pid=0, generation=0, data_address="")
     after, commands = machine.step(state, attached, now)
     assert after == state
-    assert commands == (Shutdown(slice_index=1, completed=False),)
+    assert commands == (Shutdown(member=1, completed=False),)
     assert machine.step(state, Tick(), now) == (state, ())
 
 

@@ -64,7 +64,7 @@ class Hosts:
         for index, planned in transfers.items():
             remote = tuple(transfer for transfer in told[index] if not transfer.is_local)
             command = Stage(
-                slice_index=index,
+                member=index,
                 generation=GENERATION + 1,
                 step=STEP,
                 of_generation=GENERATION,

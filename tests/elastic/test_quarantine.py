@@ -114,7 +114,7 @@ def test_slice_that_never_comes_back_is_not_said_to_be_in_quarantine() -> None:
     job.run()
     job.assert_completed()
     assert job.records(SliceQuarantined) == []
-    started = [c for c in job.sent if isinstance(c, StartWorker) and c.slice_index == 1]
+    started = [c for c in job.sent if isinstance(c, StartWorker) and c.member == 1]
     assert len(started) == 1
 
 

@@ -28,7 +28,7 @@ def looked(watch: StepWatch, *in_script: int, silent: tuple[int, ...] = ()) -> S
         if index not in silent:
             there = index in in_script
             watch = watch.answered(
-                StacksTaken(slice_index=index, generation=1, in_script=there, where="f (train.py:3)")
+                StacksTaken(member=index, generation=1, in_script=there, where="f (train.py:3)")
             )
     return watch
 
@@ -108,5 +108,5 @@ def test_commit_ends_every_suspicion() -> None:
 
 def test_answer_that_nobody_asked_for_changes_nothing() -> None:
     watch = trained(1.0)
-    answer = StacksTaken(slice_index=0, generation=1, in_script=True, where="late")
+    answer = StacksTaken(member=0, generation=1, in_script=True, where="late")
     assert watch.answered(answer) == watch
