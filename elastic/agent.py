@@ -249,7 +249,7 @@ class Agent:
     def _close(self) -> None:
         self._beat.close()
         self._warm.close()
-        self._shadow.end()
+        self._shadow.end(wait=True)
         self._buddies.close()
         if self._persister is not None:
             self._persister.cancel()

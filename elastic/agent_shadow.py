@@ -76,11 +76,11 @@ class ShadowRunner:
         if self._standby is not None:
             self._standby.look_after()
 
-    def end(self) -> None:
-        """End the process, without a word."""
+    def end(self, *, wait: bool = False) -> None:
+        """End the process, without a word; with `wait`, wait for that."""
         standby, self._standby = self._standby, None
         if standby is not None:
-            standby.end()
+            standby.end(wait=wait)
 
     def _start(self, number: int, worker_pid: int | None) -> None:
         self.end()

@@ -71,10 +71,12 @@ class StandbyProcess:
             self._is_paused = False
             _signal(self.process.pid, signal.SIGCONT)
 
-    def end(self) -> None:
-        """End it, and wait for that."""
+    def end(self, *, wait: bool = False) -> None:
+        """End it; at low priority that may take a while, which only `wait` waits for."""
         self.process.kill()
-        self.process.wait_exit(2.0)
+        if wait:
+            low_priority.restore(self.process.pid)
+            self.process.wait_exit(2.0)
         if self.connection is not None:
             self.connection.close()
 
@@ -169,7 +171,7 @@ class WarmWorker:
     def close(self) -> None:
         """End the process."""
         if self._standby is not None:
-            self._standby.end()
+            self._standby.end(wait=True)
             self._standby = None
         self._path.unlink(missing_ok=True)
 

@@ -122,7 +122,9 @@ class Coordinator:
             spec.service_command, spec.bind_host, self._service_ready, self._service_lost
         )
 
-        self._shadow = ShadowService(spec.service_command, spec.bind_host, self._shadow_ready)
+        self._shadow = ShadowService(
+            spec.service_command, spec.bind_host, self._shadow_ready, self._shadow_failed
+        )
 
     @property
     def generation(self) -> int:
@@ -408,6 +410,9 @@ class Coordinator:
 
     def _shadow_ready(self, number: int, address: str) -> None:
         self._inbox.put((-1, ShadowServiceReady(number=number, address=address)))
+
+    def _shadow_failed(self, number: int) -> None:
+        self._inbox.put((-1, ShadowServiceReady(number=number, address="", failed=True)))
 
     def _drain(self) -> None:
         """Wait until every agent has closed its stream: its worker has ended, its memory is gone.

@@ -28,6 +28,7 @@ def describe_job(
             "generation": state.generation,
             "epoch": epoch,
             "world": state.world,
+            "seats": state.seats,
             "newest_committed": state.newest_committed,
             "refused": refused,
             "stragglers": [

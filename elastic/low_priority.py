@@ -18,9 +18,13 @@ LOWEST = 19
 LOW, LESS_LOW = 10, 5
 """A tenth, and a third, of what a process of normal priority gets where both want to run all the time."""
 NORMAL = 0
-WRITES_S = 0.5
-"""The kernel takes ten changes of autogroups in a second from processes without privileges."""
+WRITES_S, WRITE_EVERY_S = 5.0, 0.05
+"""The kernel takes ten changes of autogroups in a second from all processes without privileges."""
 ROUNDS = 3
+
+_lock = threading.Lock()
+_wanted: dict[int, int] = {}
+"""The nice value of a process's autogroup that is still to be set."""
 
 
 def lower(pid: int) -> None:
@@ -38,9 +42,7 @@ def lower_less(pid: int, nice: int = LOW) -> None:
 def restore(pid: int) -> None:
     """Let a process that was lowered run as any other again."""
     _set_policy(pid, os.SCHED_OTHER)
-    if not _set_group(pid, NORMAL, within_s=0.0):
-        work = functools.partial(_set_group, pid, NORMAL)
-        threading.Thread(target=work, name="priority", daemon=True).start()
+    _set_group(pid, NORMAL)
 
 
 def is_lowered(pid: int) -> bool:
@@ -79,17 +81,30 @@ def _set_policy(pid: int, policy: int) -> None:
             return
 
 
-def _set_group(pid: int, nice: int, *, within_s: float = WRITES_S) -> bool:
-    """Set the nice value of the process's autogroup; False when the kernel wants to be asked later."""
-    deadline_s = time.monotonic() + within_s
-    while True:
+def _set_group(pid: int, nice: int) -> None:
+    """Set the nice value of the process's autogroup; in a thread where the kernel wants to be asked later."""
+    with _lock:
+        _wanted[pid] = nice
+    if not _try_group(pid):
+        threading.Thread(target=_keep_trying, args=(pid,), name="priority", daemon=True).start()
+
+
+def _keep_trying(pid: int) -> None:
+    deadline_s = time.monotonic() + WRITES_S
+    while not _try_group(pid) and time.monotonic() < deadline_s:
+        time.sleep(WRITE_EVERY_S)
+
+
+def _try_group(pid: int) -> bool:
+    """Set what is wanted by now; False when the kernel wants to be asked later."""
+    with _lock:
+        nice = _wanted.get(pid)
         try:
-            if os.getsid(pid) == pid:
+            if nice is not None and os.getsid(pid) == pid:
                 Path(f"/proc/{pid}/autogroup").write_text(f"{nice}\n")
-            return True
         except BlockingIOError:
-            if time.monotonic() >= deadline_s:
-                return False
-            time.sleep(0.02)
-        except OSError:  # no autogroups in this kernel, or the process has ended
-            return True
+            return False
+        except OSError:
+            pass  # no autogroups in this kernel, or the process has ended
+        _wanted.pop(pid, None)
+        return True

@@ -70,9 +70,13 @@ def hear(turn: Turn, event: ShadowTold) -> None:
 
 
 def hear_service(turn: Turn, event: ShadowServiceReady) -> None:
-    """The group's runtime service is up."""
+    """The group's runtime service is up, or is none."""
     shadow = turn.state.shadow
-    if event.number == shadow.number and shadow.slices:
+    if event.number != shadow.number or not shadow.slices:
+        return
+    if event.failed:
+        _end(turn, "failed", "its runtime service ended")
+    else:
         turn.change(shadow=replace(shadow, service_address=event.address))
         _go_on(turn)
 

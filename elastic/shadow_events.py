@@ -23,10 +23,11 @@ class ShadowTold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowServiceReady:
-    """The adapter's runtime service of a shadow group listens at `address`."""
+    """The adapter's runtime service of a shadow group listens at `address`, or could not be started."""
 
     number: int
     address: str
+    failed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

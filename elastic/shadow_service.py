@@ -6,6 +6,7 @@ and are kept for some generations.
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import threading
 from collections.abc import Callable
@@ -15,14 +16,21 @@ from elastic.leash import leash_fd
 
 
 class ShadowService:
-    """For the coordinator's one thread; `on_ready(number, address)` is called from another."""
+    """For the coordinator's one thread; `on_ready(number, address)` or `on_failed(number)` is called from
+    another.
+    """
 
     def __init__(
-        self, command: tuple[str, ...], bind_host: str, on_ready: Callable[[int, str], None]
+        self,
+        command: tuple[str, ...],
+        bind_host: str,
+        on_ready: Callable[[int, str], None],
+        on_failed: Callable[[int], None],
     ) -> None:
         self._command = command
         self._bind_host = bind_host
         self._on_ready = on_ready
+        self._on_failed = on_failed
         self._process: subprocess.Popen[str] | None = None
 
     def start(self, number: int, num_processes: int) -> None:
@@ -50,21 +58,24 @@ class ShadowService:
         """End the service."""
         process, self._process = self._process, None
         if process is not None:
-            process.kill()
-            process.wait()
+            process.kill()  # the thread that speaks with it waits for its end
 
     def _serve(self, process: subprocess.Popen[str], number: int, num_processes: int) -> None:
+        with contextlib.suppress(OSError), process:  # its input must stay open for as long as it lives
+            address = self._speak(process, num_processes)
+            if address is not None:
+                self._on_ready(number, address)
+                process.wait()
+                return
+        self._on_failed(number)
+
+    def _speak(self, process: subprocess.Popen[str], num_processes: int) -> str | None:
+        """The address of the service; None when it ended instead."""
         assert process.stdin is not None
         assert process.stdout is not None
-        with process.stdin, process.stdout:
-            if process.stdout.readline().strip() != "READY":
-                return  # ended, or no service: the group is given up when its time is over
-            try:
-                process.stdin.write(f"START {num_processes} {self._bind_host}\n")
-                process.stdin.flush()
-                answer = process.stdout.readline().split()
-            except OSError:
-                return
-            if len(answer) == 2 and answer[0] == "UP":
-                self._on_ready(number, answer[1])
-            process.wait()  # its input must stay open for as long as it lives
+        if process.stdout.readline().strip() != "READY":
+            return None
+        process.stdin.write(f"START {num_processes} {self._bind_host}\n")
+        process.stdin.flush()
+        answer = process.stdout.readline().split()
+        return answer[1] if len(answer) == 2 and answer[0] == "UP" else None

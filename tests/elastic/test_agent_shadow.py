@@ -58,7 +58,7 @@ def test_process_that_ends_by_itself_is_told_and_one_that_is_ended_not(
     standby = runner._standby
     assert standby is not None
     assert runner.ended(WorkerExit(pid=standby.process.pid, status=-9))
-    standby.end()
+    standby.end(wait=True)
     assert [(said.number, said.state) for said in told] == [(1, "failed")]
     runner.obey(StartShadow(member=1, number=2), os.getpid())
     later = runner._standby
@@ -66,7 +66,7 @@ def test_process_that_ends_by_itself_is_told_and_one_that_is_ended_not(
     runner.obey(EndShadow(member=1, number=1), None)
     assert not later.process.wait_exit(0.0)
     runner.obey(EndShadow(member=1, number=2), None)
-    assert later.process.wait_exit(0.0)
+    assert later.process.wait_exit(10.0)
     assert not runner.ended(WorkerExit(pid=later.process.pid, status=-9))
     assert len(told) == 1
 

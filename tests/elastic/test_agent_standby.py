@@ -133,7 +133,7 @@ def test_standby_waits_at_its_session_at_low_priority_until_its_turn(make_host: 
     assert warm.pid is None
     connection.send(TakeTurn())
     wait_until(lambda: (host.spec.directory / "turn").exists())
-    taken.end()
+    taken.end(wait=True)
     assert not is_alive(pid)
 
 

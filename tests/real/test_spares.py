@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -33,6 +34,9 @@ pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(600)]
 SCRIPT = Path(__file__).with_name("tiny_loop.py")
 GATE = 6
 NO_GATE = 1 << 30
+NO_END = 1 << 30
+STEPS_AHEAD = 200
+"""More steps than a job makes between two looks of a test."""
 
 
 class Job:
@@ -64,8 +68,9 @@ class Job:
     def hurry(self) -> None:
         """Let what runs at low priority run as on a machine with nothing else to do."""
         for pid in processes_naming(str(self.directory)):
-            if os.getsid(pid) == pid and low_priority.is_lowered(pid):
-                low_priority.restore(pid)
+            with contextlib.suppress(ProcessLookupError):
+                if os.getsid(pid) == pid and low_priority.is_lowered(pid):
+                    low_priority.restore(pid)
 
     @property
     def memory(self) -> Path:
@@ -94,6 +99,14 @@ class Job:
     def end(self) -> Run:
         return finish(self.process, self.directory)
 
+    def end_soon(self) -> tuple[Run, int]:
+        """Let it make some steps more; returns also how many it made in all."""
+        last_step = max(record.step for record in of_kind(self.records(), StepCommitted)) + STEPS_AHEAD
+        unfinished = self.folder / "enough.new"
+        unfinished.write_text(str(last_step))
+        unfinished.replace(self.folder / "enough")
+        return self.end(), last_step + 1
+
     def kill(self, pid: int) -> None:
         if pid:
             os.kill(pid, signal.SIGKILL)
@@ -115,16 +128,15 @@ def test_warm_process_and_precompiled_program_are_there_when_a_slice_is_lost(
 
     monkeypatch.setattr(real_runs, "COMPILE_CACHE", tmp_path / "cache")  # a cold one
     fault = ("--fault", f"kill:slice=1@step={GATE + 4}")
-    job = Job(tmp_path, "--slices", "2", "--rejoin-after-steps", "2", *fault, steps=400, gate=GATE)
+    job = Job(tmp_path, "--slices", "2", "--rejoin-after-steps", "2", *fault, steps=NO_END, gate=GATE)
     job.wait("a program for one slice", lambda records: of_kind(records, ShadowCompiled))
     job.wait("warm processes", lambda _: job.num_connected(0) == job.num_connected(1) == 2)
     warm = [job.pid(index, "warm.pid") for index in (0, 1)]
     assert all(warm)
     job.touch("go")
     job.wait("the slice to join again", lambda records: len(of_kind(records, WorldFormed)) >= 3)
-    job.touch("enough")
-    run = job.end()
-    assert_nothing_lost(run, steps=400)
+    run, num_steps = job.end_soon()
+    assert_nothing_lost(run, steps=num_steps)
     (shadow,) = [record for record in of_kind(run.records, ShadowCompiled) if record.num_slices == 1]
     assert shadow.outcome == "compiled", shadow
     lost = of_kind(run.records, WorldFormed)[1]
@@ -138,7 +150,7 @@ def test_warm_process_and_precompiled_program_are_there_when_a_slice_is_lost(
 
 
 def test_warm_process_of_a_killed_agent_ends_and_is_no_loss(tmp_path: Path) -> None:
-    job = Job(tmp_path, "--slices", "1", steps=300, gate=GATE)
+    job = Job(tmp_path, "--slices", "1", steps=NO_END, gate=GATE)
     job.wait("a warm process", lambda _: of_kind(job.records(), StepCommitted) and job.num_connected(0) == 2)
     warm, worker = job.pid(0, "warm.pid"), job.pid(0, "worker.pid")
     (agent,) = [
@@ -150,12 +162,11 @@ def test_warm_process_of_a_killed_agent_ends_and_is_no_loss(tmp_path: Path) -> N
     job.wait("the warm process to end", lambda _: not Path(f"/proc/{warm}").exists())
     job.wait("the worker to be adopted", lambda records: worker_events(records, 0, "adopted"))
     assert job.pid(0, "worker.pid") == worker
-    job.touch("go")
     job.wait("another warm process", lambda _: job.num_connected(0) == 2)
     os.kill(job.pid(0, "warm.pid"), signal.SIGKILL)
-    job.touch("enough")
-    run = job.end()
-    assert (run.status, run.report.steps.committed) == (0, 300), run.output
+    job.touch("go")
+    run, num_steps = job.end_soon()
+    assert (run.status, run.report.steps.committed) == (0, num_steps), run.output
     assert "broken" not in run.report.invariants.values()  # of copies nothing is known: there is one slice
     assert run.report.recoveries == ()
     assert_nothing_left(run)
@@ -181,7 +192,7 @@ def test_run_with_a_spare_is_bit_identical_to_one_without_the_fault(tmp_path: Pa
 
 def test_joiner_that_dies_while_joining_never_stops_the_others(tmp_path: Path) -> None:
     options = ("--slices", "2", "--rejoin-after-steps", "2", "--quarantine-s", "0", "--no-precompile")
-    job = Job(tmp_path, *options, "--fault", "kill:slice=1@step=8", steps=4000)
+    job = Job(tmp_path, *options, "--fault", "kill:slice=1@step=8", steps=NO_END)
 
     def after(last: int, is_it: Callable[[Record], bool]) -> Callable[[list[Record]], int]:
         """The place behind the next record of a kind; 0 while there is none."""
@@ -212,9 +223,8 @@ def test_joiner_that_dies_while_joining_never_stops_the_others(tmp_path: Path) -
     last = job.wait("its end", after(last, is_worker("ended")))
     last = job.wait("a world", after(last, joins))
     job.wait("the world to train", after(last, is_phase("RUNNING")))
-    job.touch("enough")
-    run = job.end()
-    assert_nothing_lost(run, steps=4000)
+    run, num_steps = job.end_soon()
+    assert_nothing_lost(run, steps=num_steps)
     assert_nothing_left(run)
 
 

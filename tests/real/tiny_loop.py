@@ -1,6 +1,7 @@
 """A small training script whose pace a test sets by files in the folder that is its argument.
 
-It waits at step GATE for the file `go`, and makes a step each PACE_S until there is the file `enough`.
+It waits at step GATE for the file `go`, and makes a step each PACE_S until there is the file `enough`, in
+which the number of the last step may stand.
 """
 
 from __future__ import annotations
@@ -56,6 +57,14 @@ def train_step(state: Any, batch: Any) -> Any:
     return {"params": params, "velocity": velocity}, {"loss": loss}
 
 
+def last_step() -> int | None:
+    """The last step, where it is set by now."""
+    try:
+        return int((FOLDER / "enough").read_text() or STEPS)
+    except FileNotFoundError:
+        return None
+
+
 with elastic.session() as session:
     for world in session.worlds():
         with world:
@@ -65,7 +74,9 @@ with elastic.session() as session:
             for step, batch in world.batches(Waves(), global_batch=12, num_steps=STEPS):
                 while step == GATE and not (FOLDER / "go").exists():
                     time.sleep(0.01)
-                if not (FOLDER / "enough").exists():
+                if last_step() is None:
                     time.sleep(PACE_S)
                 state, metrics = step_fn(state, batch)
                 world.commit(step, state, metrics)
+                if step == last_step():
+                    break
