@@ -15,7 +15,8 @@ from reshard.errors import UsageError
 
 SHAPE = {
     "run": "id adapter in_place simulated_faults slices seed started_unix_s wall_s outcome error",
-    "steps": "target committed lost repeated replayed before nonfinite_losses first_nonfinite_loss is_loss_finite_again",
+    "steps": "target committed lost repeated replayed before nonfinite_losses first_nonfinite_loss "
+    "is_loss_finite_again",
     "samples": "consumed lost repeated",
     "badput_s": "detect fence plan restore rebuild replay wait snapshot_stall",
     "final": "loss state_digest",
