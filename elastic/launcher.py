@@ -47,6 +47,8 @@ from snapshot.job import JobLock
 
 _PR_SET_CHILD_SUBREAPER = 36
 POLL_S = 0.05
+MAX_ORPHANED = 16
+"""How deep the processes below ours may be stacked that are ended with us."""
 AGENT_STOPPED_S = 6.0
 """How long an agent may be stopped (SIGSTOP) before it is replaced: longer than its slice is waited for."""
 STOP_GRACE_S = 2.0
@@ -274,10 +276,13 @@ class Launcher:
                 child.wait(timeout=max(bound_s - time.monotonic(), 0.01))
             child.kill()
             child.wait()
-        for pid in _children():
-            with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
+        for _ in range(MAX_ORPHANED):
+            if not (orphans := _children()):
+                break
+            for pid in orphans:  # what one of them leaves behind is a child of ours by the next turn
+                with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
         os.close(self._leash_read)
         self._lock.unlink()
 

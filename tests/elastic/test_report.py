@@ -15,8 +15,8 @@ from reshard.errors import UsageError
 
 SHAPE = {
     "run": "id adapter in_place simulated_faults slices seed started_unix_s wall_s outcome error",
-    "steps": "target committed lost repeated replayed before "
-    "nonfinite_losses first_nonfinite_loss is_loss_finite_again",
+    "steps": "target committed lost repeated replayed before nonfinite_losses first_nonfinite_loss "
+    "is_loss_finite_again",
     "samples": "consumed lost repeated",
     "badput_s": "detect fence plan restore rebuild replay wait snapshot_stall",
     "final": "loss state_digest",
@@ -36,8 +36,8 @@ def test_report_file_has_the_fields_of_schema_1(tmp_path):
     written = json.loads(path.read_text())
     assert path == tmp_path / "report.json"
     assert set(written) == {
-        *("schema", *SHAPE, "goodput", "recoveries", "invariants", "quarantines", "stragglers", "refused"),
-        *("takeovers", "faults_missed"),
+        *("schema", *SHAPE, "goodput", "recoveries", "invariants", "quarantines", "refused"),
+        *("faults_missed", "takeovers", "stragglers"),
     }
     assert written["schema"] == 1
     for name, fields in SHAPE.items():
