@@ -139,12 +139,12 @@ def test_kept_runtime_is_let_go_by_a_fence_that_keeps_none_while_a_world_is_wait
 ) -> None:
     released = threading.Event()
     link.release = released.set
-    agent.say(Fence(slice_index=0, generation=3, keep_runtime=True))
+    agent.say(Fence(member=0, generation=3, keep_runtime=True))
     assert agent.next() == Unwound(generation=3)
     assert link.keeps_runtime()
     waiting = threading.Thread(target=link.wait_world, daemon=True)
     waiting.start()
-    agent.say(Fence(slice_index=0, generation=4))
+    agent.say(Fence(member=0, generation=4))
     assert released.wait(BOUND_S)
     assert not link.keeps_runtime()
     agent.say(EnterWorld(world=WORLD))

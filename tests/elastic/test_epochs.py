@@ -39,7 +39,7 @@ from elastic.state import Config
 
 BOUND_S = 20.0
 ATTACHED = AgentAttached(
-    slice_index=0, worker=WorkerState.NONE, worker_pid=0, generation=0, data_address="", agent_pid=1
+    member=0, worker=WorkerState.NONE, worker_pid=0, generation=0, data_address="", agent_pid=1
 )
 
 
@@ -82,7 +82,7 @@ class Served:
 
     def attach(self, epoch: int) -> Iterator[pb.Envelope]:
         kind, body = CONTROL_CODEC.encode(ATTACHED)
-        first = pb.Envelope(slice_index=0, kind=kind, body=body, epoch=epoch)
+        first = pb.Envelope(member=0, kind=kind, body=body, epoch=epoch)
         requests: queue.SimpleQueue[pb.Envelope] = queue.SimpleQueue()
         requests.put(first)
         replies: Iterator[pb.Envelope] = ControlStub(self.channel).Attach(
@@ -153,7 +153,7 @@ class Desk:
         return self.outbox
 
     def say(self, epoch: int, why: str) -> None:
-        kind, body = CONTROL_CODEC.encode(EndWorker(slice_index=0, why=why))
+        kind, body = CONTROL_CODEC.encode(EndWorker(member=0, why=why))
         self.outbox.put(pb.Envelope(kind=kind, body=body, epoch=epoch))
 
     def may_command(self) -> bool:
@@ -230,25 +230,25 @@ def test_commits_are_told_again_until_they_are_in_the_history() -> None:
     said = Said()
     for step in range(5):
         said.note(told(step))
-    said.kept(CommitsKept(slice_index=0, generation=1, step=2))
+    said.kept(CommitsKept(member=0, generation=1, step=2))
     assert list(said.again(1)) == [told(3), told(4)]
-    said.kept(CommitsKept(slice_index=0, generation=2, step=-1))
+    said.kept(CommitsKept(member=0, generation=2, step=-1))
     assert list(said.again(2)) == []
 
 
 def test_words_of_a_world_that_is_over_are_not_told_again_those_of_the_worker_and_the_disk_are() -> None:
     said = Said()
-    fenced = Fenced(slice_index=0, generation=1, worker=WorkerState.READY, snapshots=())
-    digest = DigestDone(slice_index=0, generation=1, step=3, purpose="captured", digest="a")
-    restored = DigestDone(slice_index=0, generation=1, step=3, purpose="restored", digest="a")
-    persisted = Persisted(slice_index=0, generation=1, step=3)
-    failed, notice = WorkerFailed(slice_index=0, error="mine"), PreemptionNotice(slice_index=0)
-    share = SharePersisted(slice_index=0, generation=1, step=3)
+    fenced = Fenced(member=0, generation=1, worker=WorkerState.READY, snapshots=())
+    digest = DigestDone(member=0, generation=1, step=3, purpose="captured", digest="a")
+    restored = DigestDone(member=0, generation=1, step=3, purpose="restored", digest="a")
+    persisted = Persisted(member=0, generation=1, step=3)
+    failed, notice = WorkerFailed(member=0, error="mine"), PreemptionNotice(member=0)
+    share = SharePersisted(member=0, generation=1, step=3)
     for word in (fenced, digest, restored, persisted, failed, notice, share):
         said.note(word)
     assert list(said.again(1)) == [fenced, digest, restored, persisted, failed, notice, share]
     assert list(said.again(2)) == [persisted, failed, notice]
-    said.settled(PersistSettled(slice_index=0, generation=1, step=3, failed=False))
+    said.settled(PersistSettled(member=0, generation=1, step=3, failed=False))
     said.forget()
     assert list(said.again(1)) == [failed, notice]
     said.forget_worker()

@@ -80,7 +80,7 @@ def test_first_step_that_fails_in_a_kept_runtime_has_it_connected_anew_at_once()
     job = flat_job()
 
     def fail() -> None:
-        failed = StepFailed(slice_index=0, generation=job.state.generation, error="INTERNAL: no")
+        failed = StepFailed(member=0, generation=job.state.generation, error="INTERNAL: no")
         job.tell(failed)
 
     job.when_phase(Phase.REPLAYING, fail, generation=2)

@@ -184,7 +184,7 @@ def test_slice_that_a_majority_names_is_thrown_out_and_its_steps_are_not_trusted
     assert (loss.slice_index, loss.detector) == (1, "checksum")
     assert loss.cause == "its copy of weights of step 9 differs from the majority's"
     assert state.phase is Phase.FENCING
-    assert [command.slice_index for command in commands if isinstance(command, EndWorker)] == [1]
+    assert [command.member for command in commands if isinstance(command, EndWorker)] == [1]
     assert state.copies.differed_since == (state.generation - 1, 9)
     later = replace(state, generation=state.generation + 1)
     later, _ = after(later, laid_out(later))
