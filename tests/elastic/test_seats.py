@@ -6,6 +6,7 @@ import random
 from functools import partial
 
 import pytest
+from hypothesis import settings
 from model_job import Job
 from model_state import layout_for
 
@@ -104,7 +105,7 @@ def test_job_with_fewer_than_no_spares_is_refused() -> None:
         Job(2, spares=-1)
 
 
-@pytest.mark.parametrize("first", range(0, 100, 50))
+@pytest.mark.parametrize("first", range(0, 2 * settings().max_examples, 50))
 def test_jobs_with_spares_keep_every_promise_under_random_faults(first: int) -> None:
     completed = 0
     for seed in range(first, first + 50):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from hypothesis import settings
 from model_job import Job
 from test_machine_simulation import build_job
 
@@ -101,7 +102,7 @@ def test_nothing_is_compiled_where_it_is_not_wanted() -> None:
     assert compiled(job) == []
 
 
-@pytest.mark.parametrize("first", range(0, 100, 50))
+@pytest.mark.parametrize("first", range(0, 2 * settings().max_examples, 50))
 def test_compiling_disturbs_no_job_under_random_faults(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     import test_machine_simulation
 
