@@ -1,4 +1,7 @@
-"""Faults as data: what happens, to whom, when. `KIND:slice=1@step=60` on the command line."""
+"""Faults as data: what happens, to whom, when. `KIND:slice=1@step=60` on the command line.
+
+Where a slice has several hosts, `KIND:slice=1,host=0@step=60` is for one of them, else all are hit.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +20,23 @@ KINDS: dict[str, str] = {
 }
 PHASES = ("SUSPECT", "FENCING", "PLANNING", "RESTORING", "REBUILDING", "REPLAYING")
 
-_FORM = re.compile(r"(?P<kind>[a-z]+):slice=(?P<slice>\d+(?:\+\d+)*)@(?P<when>step|phase)=(?P<value>\w+)")
+_FORM = re.compile(
+    r"(?P<kind>[a-z]+):slice=(?P<slice>\d+(?:\+\d+)*)(?:,host=(?P<host>\d+))?@(?P<when>step|phase)=(?P<value>\w+)"
+)
 EXAMPLE = "kill:slice=1@step=60"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """One fault: `kind` happens to `slices` at once while `step` runs, or as soon as a recovery enters
-    `phase`.
+    `phase`. To one `host` of each, or (None) to all of them.
     """
 
     kind: str
     slices: tuple[int, ...]
     step: int | None = None
     phase: str | None = None
+    host: int | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -44,12 +50,13 @@ class Fault:
 
     def __str__(self) -> str:
         when = f"step={self.step}" if self.phase is None else f"phase={self.phase}"
-        return f"{self.kind}:slice={'+'.join(map(str, self.slices))}@{when}"
+        host = "" if self.host is None else f",host={self.host}"
+        return f"{self.kind}:slice={'+'.join(map(str, self.slices))}{host}@{when}"
 
 
-def parse_fault(text: str, num_slices: int) -> Fault:
-    """The fault that `text` describes. Raises UsageError for another form, an unknown kind, a slice that is
-    not there.
+def parse_fault(text: str, num_slices: int, hosts_per_slice: int = 1) -> Fault:
+    """The fault that `text` describes. Raises UsageError for another form, an unknown kind, a slice or host
+    that is not there.
     """
     match = _FORM.fullmatch(text)
     if match is None:
@@ -58,15 +65,19 @@ def parse_fault(text: str, num_slices: int) -> Fault:
     for index in slices:
         if index >= num_slices:
             raise UsageError(f"{text}: there is no slice {index}, the slices are 0 to {num_slices - 1}")
+    host = None if match["host"] is None else int(match["host"])
+    if host is not None and host >= hosts_per_slice:
+        last = hosts_per_slice - 1
+        raise UsageError(f"{text}: there is no host {host} in a slice, the hosts are 0 to {last}")
     if match["when"] == "phase":
-        return Fault(kind=match["kind"], slices=slices, phase=match["value"].upper())
+        return Fault(kind=match["kind"], slices=slices, host=host, phase=match["value"].upper())
     if not match["value"].isdecimal():
         raise UsageError(f"{text}: {match['value']!r} is no step")
-    return Fault(kind=match["kind"], slices=slices, step=int(match["value"]))
+    return Fault(kind=match["kind"], slices=slices, host=host, step=int(match["value"]))
 
 
-def parse_faults(texts: Sequence[str], num_slices: int) -> tuple[Fault, ...]:
+def parse_faults(texts: Sequence[str], num_slices: int, hosts_per_slice: int = 1) -> tuple[Fault, ...]:
     """The faults of a command line; `none` alone means none."""
     if list(texts) == ["none"]:
         return ()
-    return tuple(parse_fault(text, num_slices) for text in texts)
+    return tuple(parse_fault(text, num_slices, hosts_per_slice) for text in texts)

@@ -13,22 +13,32 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from chaos.faults import Fault, parse_faults
+from elastic.members import member_of
 from elastic.records import FaultInjected, PhaseEntered, Record, StepCommitted, WorldFormed
+from reshard.ids import HostId
 
 
 class Targets(Protocol):
-    """What the injector may aim at: the processes and memory of one job, and nothing else."""
+    """What the injector may aim at: the processes and memory of one job, and nothing else.
 
-    def worker_pid(self, slice_index: int) -> int | None:
-        """The process of a slice's worker, None if there is none."""
+    A member is a host's number (`elastic.members`).
+    """
+
+    @property
+    def hosts_per_slice(self) -> int:
+        """How many hosts each slice has."""
         ...
 
-    def agent_pid(self, slice_index: int) -> int | None:
-        """The process of a slice's agent, None if there is none."""
+    def worker_pid(self, member: int) -> int | None:
+        """The process of a host's worker, None if there is none."""
         ...
 
-    def arena(self, slice_index: int) -> Path:
-        """The snapshot memory of a slice's host."""
+    def agent_pid(self, member: int) -> int | None:
+        """The process of a host's agent, None if there is none."""
+        ...
+
+    def arena(self, member: int) -> Path:
+        """The snapshot memory of a host."""
         ...
 
     def note(self, fault: FaultInjected) -> None:
@@ -87,12 +97,21 @@ class ArmedFaults:
         unix_s = time.time()
         if isinstance(self._targets, SimulatedTargets):
             self._targets.simulate(fault.kind, fault.slices)
-            hit = fault.slices
+            hit = [HostId(index) for index in fault.slices]
         else:
-            hit = tuple(index for index in fault.slices if _ACTIONS[fault.kind](self._targets, index))
-        for index in hit:
+            num = self._targets.hosts_per_slice
+            hosts = range(num) if fault.host is None else (fault.host,)
+            aimed_at = [HostId(index, host) for index in fault.slices for host in hosts]
+            hit = [host for host in aimed_at if _ACTIONS[fault.kind](self._targets, member_of(host, num))]
+        for host in hit:
             self._targets.note(
-                FaultInjected(unix_s=unix_s, fault=fault.kind, slice_index=index, detail=str(fault))
+                FaultInjected(
+                    unix_s=unix_s,
+                    fault=fault.kind,
+                    slice_index=host.slice_index,
+                    host_index=host.host_index,
+                    detail=str(fault),
+                )
             )
 
 
@@ -107,10 +126,10 @@ def _signal(pid: int | None, number: signal.Signals) -> bool:
     return True
 
 
-def _host(targets: Targets, slice_index: int) -> bool:
-    agent = _signal(targets.agent_pid(slice_index), signal.SIGKILL)
-    worker = _signal(targets.worker_pid(slice_index), signal.SIGKILL)
-    shutil.rmtree(targets.arena(slice_index), ignore_errors=True)
+def _host(targets: Targets, member: int) -> bool:
+    agent = _signal(targets.agent_pid(member), signal.SIGKILL)
+    worker = _signal(targets.worker_pid(member), signal.SIGKILL)
+    shutil.rmtree(targets.arena(member), ignore_errors=True)
     return agent or worker
 
 
@@ -126,9 +145,9 @@ _ACTIONS: dict[str, Callable[[Targets, int], bool]] = {
 class Injector:
     """The entry point `elastic.injectors`: parses faults and arms them."""
 
-    def parse(self, texts: Sequence[str], num_slices: int) -> tuple[Fault, ...]:
+    def parse(self, texts: Sequence[str], num_slices: int, hosts_per_slice: int = 1) -> tuple[Fault, ...]:
         """The faults of a command line. Raises UsageError."""
-        return parse_faults(texts, num_slices)
+        return parse_faults(texts, num_slices, hosts_per_slice)
 
     def arm(self, faults: Sequence[Fault], targets: Targets | SimulatedTargets, seed: int) -> ArmedFaults:
         """Faults that wait for their moment."""

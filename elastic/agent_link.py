@@ -29,7 +29,6 @@ from elastic.events import (
     TakeStacks,
     WorkerFailed,
     WorldSpec,
-    host_of,
 )
 from elastic.job import WORKER_HEARTBEAT_S, JobSpec
 from elastic.ports import JobOver, Room
@@ -146,7 +145,7 @@ class AgentLink:
     def arenas(self) -> Mapping[HostId, Arena]:
         """This host's arena."""
         if not self._arenas:
-            host = host_of(self._member)
+            host = self._spec.config.host(self._member)
             self._arenas[host] = Arena.attach(self._spec.job_id, host, root=self._spec.shm_root)
         return self._arenas
 
@@ -335,7 +334,8 @@ class AgentLink:
     def _take(self, message: object) -> None:
         self._heard_s = time.monotonic()
         if isinstance(message, TakeStacks):
-            self._tell(report_stacks(self._spec.directory, self._member, message.generation))
+            path = self._spec.worker_file(self._member, "stacks")
+            self._tell(report_stacks(path, self._member, message.generation))
             return
         with self._changed:
             if isinstance(message, EnterWorld):

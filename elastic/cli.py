@@ -147,6 +147,7 @@ def _config(
     *,
     slices: int,
     min_slices: int,
+    hosts_per_slice: int,
     devices_per_host: int,
     replicas: int | None,
     rejoin_after_steps: int | None,
@@ -164,6 +165,7 @@ def _config(
     return Config(
         num_slices=slices,
         min_slices=min_slices,
+        hosts_per_slice=hosts_per_slice,
         devices_per_host=devices_per_host,
         replicas=max(slices, 1) if replicas is None else replicas,
         rejoin_after_steps=rejoin_after_steps,

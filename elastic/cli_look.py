@@ -79,8 +79,12 @@ def status(directory: Path, as_json: bool) -> int:
         f"job {found['job_id']}: {found['phase']}, generation {found['generation']}, "
         f"newest step {found['newest_committed']}, world {found['world']}"
     )
+    several = any(member["host"] for member in found["members"])
     for member in found["members"]:
-        line = f"  slice {member['slice']}: worker {member['worker']} (pid {member['pid'] or '-'})"
+        host = f" host {member['host']}" if several else ""
+        line = f"  slice {member['slice']}{host}: worker {member['worker']} (pid {member['pid'] or '-'})"
+        if member["spare"]:
+            line += ", a spare until its slice is whole"
         if member["quarantined_for_s"]:
             line += f", in quarantine for {member['quarantined_for_s']:.1f} s more"
             line += f" (lost {member['losses_in_row']} times in a row)"

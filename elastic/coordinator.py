@@ -91,7 +91,7 @@ class Coordinator:
         self._refusals = RefusalLedger()
         self._world_generation = 0
         self._committed: dict[int, int] = {}
-        """The newest step of each slice in the present world: what is told again is not written again."""
+        """The newest step of each member in the present world: what is told again is not written again."""
         self._shown_life_s = 0.0
         self._services = ServicePool(spec.service_command, spec.bind_host, self._service_ready)
 
@@ -108,8 +108,9 @@ class Coordinator:
         if not isinstance(event, AgentAttached):
             raise WireError(f"an agent's first message must be AgentAttached, not {first.kind}")
         index = event.member
-        if index != first.member or not 0 <= index < self._spec.config.num_slices:
-            raise UnknownSenderError(f"there is no slice {index} in this job, or it is not the sender's")
+        if index != first.member or not 0 <= index < self._spec.config.num_members:
+            what = "slice" if self._spec.config.hosts_per_slice == 1 else "host number"
+            raise UnknownSenderError(f"there is no {what} {index} in this job, or it is not the sender's")
         outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         now = _now()
         agent = _Agent(outbox, event.data_address, now.mono_s, now.unix_s)
@@ -125,12 +126,12 @@ class Coordinator:
         """Take in one message of an attached agent."""
         agent = self._agents.get(member)
         if agent is None or agent.outbox is not outbox:
-            return  # another agent of this slice has taken over
+            return  # another agent of this host has taken over
         now = _now()
         agent.heard_mono_s, agent.heard_unix_s = now.mono_s, now.unix_s
         value = CONTROL_CODEC.decode(envelope.kind, envelope.body)
         if isinstance(value, RefusalsTold):
-            sender = f"slice {member}: {value.sender}"
+            sender = f"{self.name(member)}: {value.sender}"
             self.refuse(sender, value.reason, value.reason, surface=value.surface, num=value.num)
         elif not isinstance(value, Heartbeat):
             self._inbox.put((member, value))
@@ -154,6 +155,10 @@ class Coordinator:
                     ),
                 )
             )
+
+    def name(self, member: int) -> str:
+        """A member for a sentence."""
+        return self._spec.config.name(member)
 
     def note(self, envelope: pb.Envelope) -> None:
         """Take in a record from outside the job."""
@@ -191,19 +196,22 @@ class Coordinator:
     def status(self) -> bytes:
         """The job as JSON, for `elastic status`."""
         state = self._state
+        spares = state.spares()
         return msgspec.json.encode(
             {
                 "job_id": self._spec.job_id,
                 "phase": state.phase.value,
                 "generation": state.generation,
-                "world": state.world,
+                "world": state.world_slices,
                 "newest_committed": state.newest_committed,
                 "refused": self._refusals.counts(),
                 "newest_persisted": max((one.step for one in state.persisted), default=None),
                 "persist_failed_step": None if state.persist_failed_step < 0 else state.persist_failed_step,
                 "members": [
                     {
-                        "slice": member.index,
+                        "slice": state.config.slice_of(member.index),
+                        "host": state.config.host(member.index).host_index,
+                        "spare": member.index in spares,
                         "attached": member.attached,
                         "worker": member.worker.value,
                         "pid": member.worker_pid,
@@ -247,7 +255,7 @@ class Coordinator:
         if isinstance(event, FaultInjected):
             self._history.write(event)
         elif isinstance(event, StepTold):
-            self._note_commit(event.record)
+            self._note_commit(sender, event.record)
             record = event.record
             self._step(
                 Committed(
@@ -259,17 +267,17 @@ class Coordinator:
                 )
             )
         elif getattr(event, "member", sender) != sender and sender >= 0:
-            reason = f"{type(event).__name__} in the name of another slice"
-            self.refuse(f"slice {sender}", reason, "unknown-sender")
+            reason = f"{type(event).__name__} in the name of another host"
+            self.refuse(self.name(sender), reason, "unknown-sender")
         else:
             self._step(event)
             if isinstance(event, AgentAttached):
                 self._tell_peers()
 
-    def _note_commit(self, record: StepCommitted) -> None:
-        newest = self._committed.get(record.slice_index, -1)
+    def _note_commit(self, sender: int, record: StepCommitted) -> None:
+        newest = self._committed.get(sender, -1)
         if record.generation == self._world_generation and record.step > newest:
-            self._committed[record.slice_index] = record.step
+            self._committed[sender] = record.step
             # Also while that world is being left: what it committed may be what the next one goes on from.
             self._history.write(record)
             self._tracer.hear(record)
@@ -355,6 +363,7 @@ class Coordinator:
                 seed=spec.seed,
                 target_steps=spec.target_steps,
                 command=spec.command,
+                hosts_per_slice=config.hosts_per_slice,
             )
         )
 
@@ -378,7 +387,7 @@ def serve(directory: Path) -> int:
     spec, token = load_job(directory), load_token(directory)
     coordinator = Coordinator(spec, token)
     server, address = make_server(
-        coordinator, token, spec.config.num_slices, bind_host=spec.bind_host, tls=spec.tls
+        coordinator, token, spec.config.num_members, bind_host=spec.bind_host, tls=spec.tls
     )
     server.start()
     watch_leash(lambda: os._exit(1))

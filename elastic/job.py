@@ -17,7 +17,6 @@ import msgspec
 
 from elastic.bounds import check_order
 from elastic.cadence import EVERY_STEP, Cadence
-from elastic.events import host_of
 from elastic.state import Config
 from reshard.errors import UsageError
 from snapshot.job import job_directory
@@ -35,6 +34,8 @@ WORKER_HEARTBEAT_S = 1.0
 
 ENV_DIRECTORY = "ELASTIC_DIR"
 ENV_SLICE = "ELASTIC_SLICE"
+ENV_HOST = "ELASTIC_HOST"
+"""The index of a worker's slice, and of its host in it."""
 ENV_LEASH_FD = "ELASTIC_LEASH_FD"
 
 
@@ -127,9 +128,17 @@ class JobSpec:
         """The directory of the persistent tier, None without one."""
         return None if self.persist is None else self.persist.directory
 
+    def host_directory(self, member: int) -> Path:
+        """The snapshot memory of a host."""
+        return job_directory(self.shm_root, self.job_id) / str(self.config.host(member))
+
     def socket_path(self, member: int) -> Path:
-        """The unix socket between a slice's agent and its worker, in the host's directory of the arena."""
-        return job_directory(self.shm_root, self.job_id) / str(host_of(member)) / "agent.sock"
+        """The unix socket between a host's agent and its worker, in the host's directory of the arena."""
+        return self.host_directory(member) / "agent.sock"
+
+    def worker_file(self, member: int, suffix: str) -> Path:
+        """What a worker writes: `logs/worker-1.log`; `logs/worker-1-0.log` where a slice has several."""
+        return self.directory / "logs" / f"worker-{self.config.label(member)}.{suffix}"
 
 
 @contextlib.contextmanager

@@ -27,9 +27,11 @@ from elastic import control_pb2 as pb
 from elastic.control_channel import bearer, open_channel, read_place
 from elastic.control_pb2_grpc import ControlStub
 from elastic.job import COORDINATOR_FILE, ENV_LEASH_FD, HISTORY_FILE, JobSpec, save_job
+from elastic.members import member_of
 from elastic.protocol import CONTROL_CODEC
 from elastic.records import FaultInjected, Record, RunEnded, WorkerEvent, decode_record
 from reshard.errors import ElasticError, JobFailedError
+from reshard.ids import HostId
 from snapshot.job import JobLock
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -83,18 +85,23 @@ class Launcher:
 
     # ---- what the chaos tooling may aim at ----
 
+    @property
+    def hosts_per_slice(self) -> int:
+        """How many hosts each slice has."""
+        return self.spec.config.hosts_per_slice
+
     def worker_pid(self, member: int) -> int | None:
-        """The process of a slice's worker."""
+        """The process of a host's worker."""
         return self._worker_pids.get(member)
 
     def agent_pid(self, member: int) -> int | None:
-        """The process of a slice's agent."""
+        """The process of a host's agent."""
         agent = self._agents.get(member)
         return agent.pid if agent is not None and agent.poll() is None else None
 
     def arena(self, member: int) -> Path:
-        """The snapshot memory of a slice's host."""
-        return self.spec.shm_root / f"elastic-{self.spec.job_id}" / f"s{member}h0"
+        """The snapshot memory of a host."""
+        return self.spec.host_directory(member)
 
     def note(self, fault: FaultInjected) -> None:
         """Have an injected fault written into the history."""
@@ -123,12 +130,12 @@ class Launcher:
         (self.spec.directory / HISTORY_FILE).unlink(missing_ok=True)
         (self.spec.directory / COORDINATOR_FILE).unlink(missing_ok=True)
         self._coordinator = self._spawn("coordinator", "elastic.coordinator", str(self.spec.directory))
-        for index in range(self.spec.config.num_slices):
+        for index in range(self.spec.config.num_members):
             self._start_agent(index)
 
     def _start_agent(self, member: int) -> None:
         self._agents[member] = self._spawn(
-            f"agent-{member}", "elastic.agent", str(self.spec.directory), str(member)
+            f"agent-{self.spec.config.label(member)}", "elastic.agent", str(self.spec.directory), str(member)
         )
 
     def _spawn(self, name: str, module: str, *arguments: str) -> subprocess.Popen[bytes]:
@@ -151,7 +158,8 @@ class Launcher:
         while True:
             for record in tail.read():
                 if isinstance(record, WorkerEvent) and record.pid:
-                    self._worker_pids[record.slice_index] = record.pid
+                    host = HostId(record.slice_index, record.host_index)
+                    self._worker_pids[member_of(host, self.spec.config.hosts_per_slice)] = record.pid
                 for listener in listeners:
                     listener.feed(record)
                 if isinstance(record, RunEnded):

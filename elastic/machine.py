@@ -82,7 +82,7 @@ def fail(turn: Turn, event: Event) -> None:
     if isinstance(event, WorkerFailed):
         moves_end.fail(
             turn,
-            f"the training script failed on slice {event.member}: {event.error}",
+            f"the training script failed on {turn.state.config.name(event.member)}: {event.error}",
             exit_status=event.exit_status,
         )
     elif isinstance(event, StopRequested):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elastic.choose import choose_restore
-from elastic.events import Assign, Event, LaidOut, Phase, WorkerState, WorldSpec, host_of
+from elastic.events import Assign, Event, LaidOut, Phase, WorkerState, WorldSpec
 from elastic.moves_decide import digest
 from elastic.moves_end import fail
 from elastic.moves_fence import fence, shrink
@@ -59,7 +59,7 @@ def assign(turn: Turn) -> None:
         restored_step=restored_step,
         newest_committed=state.newest_committed,
         generation=state.generation,
-        num_slices=len(state.world),
+        num_slices=len(state.world_slices),
     )
     if not state.rehearsing:
         # From now on this world may capture: what was captured beyond its step before is left behind.
@@ -75,7 +75,8 @@ def assign(turn: Turn) -> None:
                 world=WorldSpec(
                     generation=state.generation,
                     rank=rank,
-                    slices=state.world,
+                    slices=state.world_slices,
+                    hosts_per_slice=state.config.hosts_per_slice,
                     service_address=state.service_address,
                     restore_step=state.choice.step if state.choice else None,
                     restore_generation=state.choice.generation if state.choice else None,
@@ -97,7 +98,8 @@ def lay_out_anew(turn: Turn, event: Event) -> None:
     """A script that asks for boxes which were not planned for gets a world planned for them, in a new try."""
     assert isinstance(event, LaidOut)
     if event.lacking:
-        _retry(turn, f"slice {event.member} asks for another layout than was planned: {event.lacking}")
+        who = turn.state.config.name(event.member)
+        _retry(turn, f"{who} asks for another layout than was planned: {event.lacking}")
 
 
 def advance_rebuilding(turn: Turn) -> None:
@@ -123,8 +125,7 @@ def _check_restored(turn: Turn) -> None:
     state = turn.state
     if state.choice is None:
         return
-    held = {host_of(index): state.member(index).snapshots for index in state.world}
-    restored, _ = choose_restore(held, {})
+    restored, _ = choose_restore(state.held_by_world(), {})
     if restored is not None and restored.step == state.choice.step:
         digest(turn, restored, "restored")
 

@@ -1,7 +1,8 @@
 """The history of a run: what happened, in order, as frozen records in `DIR/events.jsonl`.
 
-The coordinator appends one JSON object a line; nothing else is kept about a run. The report, the live display
-and `elastic events` are pure functions of this history (history first, judgement afterwards).
+The coordinator appends one JSON object a line; nothing else is kept about a run. The report, the live
+display and `elastic events` are pure functions of this history (history first, judgement afterwards).
+`slice_index` is the logical slice that a record is about, `host_index` the host of it.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class RunStarted:
     command: tuple[str, ...] = ()
     epoch_samples: int | None = None
     """Samples in an epoch, where it is known before the start."""
+    hosts_per_slice: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +51,14 @@ class FaultInjected:
     fault: str
     slice_index: int | None
     detail: str = ""
+    host_index: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossDetected:
-    """The coordinator counts a slice as lost. `last_life_unix_s` is the last sign of life of what died."""
+    """The coordinator counts a slice as lost, because of this host of it. `last_life_unix_s` is the last sign
+    of life of what died.
+    """
 
     unix_s: float
     generation: int
@@ -61,6 +66,7 @@ class LossDetected:
     cause: str
     detector: str
     last_life_unix_s: float
+    host_index: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +89,7 @@ class WorkerEvent:
     state: str
     pid: int = 0
     detail: str = ""
+    host_index: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +124,7 @@ class StateRestored:
     bytes_from: dict[str, int]
     form_s: float
     restore_s: float
+    host_index: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +166,7 @@ class StepCommitted:
     skipped: bool = False
     interval_steps: int = 1
     """Steps from one capture to the next at that time, as its world had agreed."""
+    host_index: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +178,7 @@ class SnapshotRejected:
     slice_index: int
     step: int | None
     reason: str
+    host_index: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +190,7 @@ class SnapshotsVerified:
     slice_index: int
     step: int
     num_shards: int
+    host_index: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +215,7 @@ class PersistFailed:
     step: int
     slice_index: int | None
     reason: str
+    host_index: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

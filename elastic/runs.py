@@ -115,7 +115,10 @@ def make_launcher(spec: JobSpec, faults: Sequence[Any]) -> JobLauncher:
 def prepare(wanted: Wanted) -> tuple[JobSpec, Sequence[Any]]:
     """The job's description and its faults. Raises UsageError."""
     adapter = find_adapter(wanted.adapter)
-    faults = find_injector().parse(wanted.faults, wanted.config.num_slices) if wanted.faults else ()
+    faults: Sequence[Any] = ()
+    if wanted.faults:
+        config = wanted.config
+        faults = find_injector().parse(wanted.faults, config.num_slices, config.hosts_per_slice)
     check_root(wanted.shm_root)
     directory = wanted.directory.absolute()
     try:
@@ -135,7 +138,7 @@ def prepare(wanted: Wanted) -> tuple[JobSpec, Sequence[Any]]:
         target_steps=wanted.target_steps,
         shm_root=wanted.shm_root,
         persist=wanted.persist,
-        copy_threads=None if adapter.one_process else copy_threads(wanted.config.num_slices),
+        copy_threads=None if adapter.one_process else copy_threads(wanted.config.num_members),
         tls=wanted.tls,
         cadence=wanted.cadence,
     )

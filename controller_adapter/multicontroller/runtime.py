@@ -12,7 +12,7 @@ import jax
 from controller_adapter.multicontroller import jax_private
 from controller_adapter.multicontroller.gloo_sockets import GlooSockets, listening_ports
 from elastic.agent_link import AgentLink
-from elastic.events import WorldSpec, host_of
+from elastic.events import WorldSpec
 from elastic.job import JobSpec
 from elastic.ports import Link, Runtime
 from elastic.sessions import leave_on_sigterm
@@ -31,7 +31,7 @@ class MulticontrollerRuntime:
         gc.collect()
         # What is imported by now stays: the collection when a world is dropped looks only at the rest.
         gc.freeze()
-        self._slices: tuple[int, ...] = ()
+        self._hosts: tuple[HostId, ...] = ()
         self._gloo: GlooSockets | None = None
 
     def form(self, world: WorldSpec) -> Sequence[jax.Device]:
@@ -41,8 +41,8 @@ class MulticontrollerRuntime:
                 "JAX was used outside `with world`: its devices exist before those of the world are made",
                 remedy="Make keys, constants and other JAX arrays inside `with world`; numpy is free.",
             )
-        num_processes = len(world.slices)
-        self._slices = world.slices
+        num_processes = len(world.hosts)
+        self._hosts = world.hosts
         before = listening_ports()
         jax_private.connect(world.service_address, world.rank, num_processes, CONNECT_TIMEOUT_S)
         devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
@@ -60,7 +60,7 @@ class MulticontrollerRuntime:
 
     def host_of(self, device: jax.Device) -> HostId:
         """The host whose process has this device."""
-        return host_of(self._slices[device.process_index])
+        return self._hosts[int(device.process_index)]
 
     def drop(self) -> None:
         """Drop the backend with everything on it."""

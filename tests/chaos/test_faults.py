@@ -31,6 +31,8 @@ def committed(step: int) -> StepCommitted:
 class OneWorker:
     """A real process to aim at."""
 
+    hosts_per_slice = 1
+
     def __init__(self, pid: int | None) -> None:
         self.pid = pid
         self.noted: list[FaultInjected] = []
@@ -48,6 +50,20 @@ class OneWorker:
         self.noted.append(fault)
 
 
+class Hosts(OneWorker):
+    """Slices of two hosts."""
+
+    hosts_per_slice = 2
+
+    def __init__(self) -> None:
+        super().__init__(os.getpid())
+        self.asked: list[int] = []
+
+    def worker_pid(self, member: int) -> int | None:
+        self.asked.append(member)
+        return self.pid
+
+
 @pytest.fixture
 def process():
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
@@ -57,10 +73,16 @@ def process():
 
 
 @pytest.mark.parametrize(
-    "text", ["kill:slice=1@step=60", "stop:slice=0+2@step=0", "host:slice=1@phase=FENCING"]
+    "text",
+    [
+        "kill:slice=1@step=60",
+        "stop:slice=0+2@step=0",
+        "host:slice=1@phase=FENCING",
+        "kill:slice=1,host=1@step=60",
+    ],
 )
 def test_fault_prints_as_it_was_written(text: str) -> None:
-    assert str(parse_fault(text, 3)) == text
+    assert str(parse_fault(text, 3, 2)) == text
 
 
 @pytest.mark.parametrize(
@@ -68,6 +90,7 @@ def test_fault_prints_as_it_was_written(text: str) -> None:
     [
         ("kill", "is no fault"),
         ("kill:slice=3@step=1", "there is no slice 3"),
+        ("kill:slice=1,host=1@step=1", "there is no host 1"),
         ("melt:slice=1@step=1", "no fault is called 'melt'"),
         ("kill:slice=1@step=soon", "is no step"),
         ("kill:slice=1@phase=LUNCH", "no phase is called 'LUNCH'"),
@@ -106,3 +129,14 @@ def test_fault_that_hits_nothing_is_not_noted() -> None:
     armed = ArmedFaults([], targets, seed=1)
     armed._inject(Fault(kind="kill", slices=(0,), step=1))
     assert targets.noted == []
+
+
+@pytest.mark.parametrize(("host", "hit"), [(None, [(0, 0), (0, 1), (2, 0), (2, 1)]), (1, [(0, 1), (2, 1)])])
+def test_fault_of_a_slice_hits_all_of_its_hosts_or_the_one_named(
+    monkeypatch: pytest.MonkeyPatch, host: int | None, hit: list[tuple[int, int]]
+) -> None:
+    targets = Hosts()
+    monkeypatch.setattr(os, "kill", lambda pid, number: None)
+    ArmedFaults([], targets, seed=1)._inject(Fault(kind="kill", slices=(0, 2), host=host, step=1))
+    assert [(fault.slice_index, fault.host_index) for fault in targets.noted] == hit
+    assert targets.asked == [2 * index + host for index, host in hit]

@@ -1,7 +1,7 @@
 """Random faults at random moments, then healing: safety is asserted at every event, progress within a bound.
 
-A failure names the seed; `PYTHONPATH=tests/elastic python tests/elastic/test_machine_simulation.py SEED` runs
-it again and prints what happened.
+A failure names the seed; `PYTHONPATH=tests/elastic python tests/elastic/test_machine_simulation.py SEED [H]`
+runs it again (with H hosts a slice) and prints what happened.
 """
 
 import random
@@ -29,7 +29,7 @@ PHASES = (
 )
 
 
-def build_job(seed: int) -> Job:
+def build_job(seed: int, hosts_per_slice: int = 1) -> Job:
     """A job of random size with random faults, all of which heal."""
     draw = random.Random(seed)
     num_slices = draw.choice((1, 2, 2, 3, 3, 3, 4, 5))
@@ -38,7 +38,12 @@ def build_job(seed: int) -> Job:
         seed=seed,
         num_steps=draw.randint(10, 30),
         delay_s=(0.001, draw.choice((0.005, 0.02, 0.2))),
-        late_s={index: draw.uniform(0.0, 2.0) for index in range(num_slices) if draw.random() < 0.2},
+        late_s={
+            index: draw.uniform(0.0, 2.0)
+            for index in range(num_slices * hosts_per_slice)
+            if draw.random() < 0.2
+        },
+        hosts_per_slice=hosts_per_slice,
         min_slices=draw.randint(1, max(1, num_slices - 1)),
         replicas=draw.choice((1, 2, 2, num_slices)),
         rehearsals=draw.choice((0, 0, 1, 2)),
@@ -89,9 +94,9 @@ def _plan_spurious_failure(job: Job, draw: random.Random) -> None:
     job.after(draw.uniform(1.0, FAULTS_S), host.fail_step)
 
 
-def check(seed: int) -> str:
+def check(seed: int, hosts_per_slice: int = 1) -> str:
     """Run a seed; raises with the seed in the message when a promise is broken."""
-    job = build_job(seed)
+    job = build_job(seed, hosts_per_slice)
     try:
         job.run(until_s=BOUND_S)
         outcome, error = job.outcome
@@ -100,7 +105,8 @@ def check(seed: int) -> str:
         else:
             assert "is lost" in error, error
     except Exception as failed:
-        raise AssertionError(f"seed {seed} at {job.now_s:.3f} s: {failed}") from failed
+        what = f"seed {seed}" + (f" {hosts_per_slice}" if hosts_per_slice > 1 else "")
+        raise AssertionError(f"{what} at {job.now_s:.3f} s: {failed}") from failed
     return outcome
 
 
@@ -110,6 +116,13 @@ def test_machine_keeps_every_promise_under_random_faults(first: int) -> None:
     assert outcomes.count("completed") > 0.7 * SEEDS_PER_TEST
 
 
+@pytest.mark.parametrize("hosts_per_slice", [2, 3])
+@pytest.mark.parametrize("first", range(0, 100, SEEDS_PER_TEST))
+def test_machine_keeps_every_promise_with_several_hosts_a_slice(first: int, hosts_per_slice: int) -> None:
+    outcomes = [check(seed, hosts_per_slice) for seed in range(first, first + SEEDS_PER_TEST)]
+    assert outcomes.count("completed") > 0.6 * SEEDS_PER_TEST
+
+
 def test_machine_simulation_repeats_exactly_from_its_seed() -> None:
     first, second = build_job(7).run(), build_job(7).run()
     assert first.history == second.history
@@ -117,7 +130,7 @@ def test_machine_simulation_repeats_exactly_from_its_seed() -> None:
 
 
 if __name__ == "__main__":
-    again = build_job(int(sys.argv[1]))
+    again = build_job(*map(int, sys.argv[1:]))
     try:
         again.run(until_s=BOUND_S)
     finally:
