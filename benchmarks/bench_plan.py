@@ -11,17 +11,15 @@ of its own for every array; the growth is drawn into a PNG beside the JSON.
 from __future__ import annotations
 
 import json
-import os
-import resource
 import statistics
 import time
-from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from machine import hand_over, is_quiet, load1, parser, run_child
+from machine import hand_over, is_quiet, load1, run_child
 from plan_model import CASES, CHIPS_A_HOST, Size, arrays, situation
+from planning_children import answer_child, jax_maps_s, options, peak_mb
 
 from reshard.planner import make_plan
 
@@ -29,19 +27,8 @@ TARGET_S = {"base": 0.5, "large": 5.0, "distinct": 5.0}
 TARGET_MB = 1000
 
 
-def options() -> Namespace:
-    made = parser(__doc__ or "", "plan.json")
-    made.add_argument("--reps", type=int, default=None, help="plans in each process (default 5; smoke 1)")
-    made.add_argument("--child", help="measure one size and print it (the benchmark's own use)")
-    given = made.parse_args()
-    given.reps = given.reps or (1 if given.smoke else 5)
-    return given
-
-
-def child(request: dict[str, Any]) -> dict[str, float]:
-    """Measure one case at one size in this process, on one core."""
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    size = Size(**request["size"])
+def child(request: dict[str, Any], size: Size) -> dict[str, float]:
+    """Measure one case at one size in this process."""
     if request["case"] == "jax":
         return {"seconds": statistics.median(jax_maps_s(size) for _ in range(request["reps"]))}
     target, stock = situation(request["case"], size)
@@ -53,33 +40,11 @@ def child(request: dict[str, Any]) -> dict[str, float]:
     sent = plan.bytes_sent().values()
     return {
         "seconds": statistics.median(seconds),
-        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak_mb": peak_mb(),
         "rows": sum(len(group.nbytes) for group in plan.groups),
         "bytes_moved": plan.bytes_moved,
         "largest_over_mean_source": max(sent) * len(sent) / sum(sent) if sent else 1.0,
     }
-
-
-def jax_maps_s(size: Size) -> float:
-    """Seconds for JAX's index maps of the distinct shapes over as many devices, nothing cached."""
-    import jax
-    import numpy as np
-    from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
-    class Device:
-        platform, process_index, device_kind = "cpu", 0, "planned"
-
-        def __init__(self, number: int) -> None:
-            self.id = number
-
-    jax.clear_caches()
-    devices = np.array([Device(number) for number in range(size.num_chips)], dtype=object)
-    mesh = Mesh(devices.reshape(size.num_slices, -1, 8), ("data", "fsdp", "tensor"))
-    distinct = {(array.shape, array.spec) for array in arrays(size, over_slices=False)}
-    began_s = time.perf_counter()
-    for shape, spec in sorted(distinct):
-        NamedSharding(mesh, PartitionSpec(*spec)).devices_indices_map(shape)
-    return time.perf_counter() - began_s
 
 
 def measure(case: str, size: Size, reps: int) -> dict[str, Any]:
@@ -117,9 +82,9 @@ def sizes(*, smoke: bool) -> dict[str, list[Size]]:
 
 
 def main() -> None:
-    given = options()
+    given = options(__doc__ or "", "plan.json", "plans in each process")
     if given.child:
-        print(json.dumps(child(json.loads(given.child))))
+        answer_child(given.child, child)
         return
     load_before = load1()
     parts = sizes(smoke=given.smoke)

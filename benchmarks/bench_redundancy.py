@@ -11,18 +11,15 @@ the same run. Every figure is of processes of their own on one core: the first a
 from __future__ import annotations
 
 import json
-import os
-import resource
 import time
-from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from bench_plan import jax_maps_s
-from machine import hand_over, is_quiet, load1, parser, run_child
+from machine import hand_over, is_quiet, load1, run_child
 from plan_model import Size, layout
+from planning_children import answer_child, jax_maps_s, options, peak_mb
 
 from reshard.copies import CopyIndex
 from reshard.layout import Layout
@@ -35,19 +32,8 @@ TARGET_S = {"base": 0.3, "large": 3.0}
 TARGET_MB = 500
 
 
-def options() -> Namespace:
-    made = parser(__doc__ or "", "redundancy.json")
-    made.add_argument("--reps", type=int, default=None, help="processes for each figure (default 5; smoke 1)")
-    made.add_argument("--child", help="measure one size and print it (the benchmark's own use)")
-    given = made.parse_args()
-    given.reps = given.reps or (1 if given.smoke else 5)
-    return given
-
-
-def child(request: dict[str, Any]) -> dict[str, float]:
-    """Measure one answer at one size in this process, on one core."""
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    size = Size(**request["size"])
+def child(request: dict[str, Any], size: Size) -> dict[str, float]:
+    """Measure one answer at one size in this process."""
     if request["answer"] == "jax":
         return {"seconds": jax_maps_s(size)}
     is_buddies = request["answer"] == "buddies"
@@ -56,8 +42,7 @@ def child(request: dict[str, Any]) -> dict[str, float]:
     stock = buddy_stock(state, REPLICAS) if is_buddies else capture_stock(state, REPLICAS)
     seconds = time.perf_counter() - began_s
     own_s = own_seconds(state, is_buddies=is_buddies)
-    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"seconds": seconds, "peak_mb": peak_mb, **own_s, **described(state, stock)}
+    return {"seconds": seconds, "peak_mb": peak_mb(), **own_s, **described(state, stock)}
 
 
 def own_seconds(state: Layout, *, is_buddies: bool) -> dict[str, float]:
@@ -116,9 +101,9 @@ def sizes(*, smoke: bool) -> list[tuple[str, Size]]:
 
 
 def main() -> None:
-    given = options()
+    given = options(__doc__ or "", "redundancy.json", "processes for each figure")
     if given.child:
-        print(json.dumps(child(json.loads(given.child))))
+        answer_child(given.child, child)
         return
     load_before = load1()
     wanted = sizes(smoke=given.smoke)

@@ -36,12 +36,15 @@ class DemoCase:
     faults: tuple[str, ...] = ("none",)
     seed: int = 0
     rejoin_after_steps: int = 40
+    options: tuple[str, ...] = ()
+    """Further arguments."""
 
     def arguments(self) -> tuple[str, ...]:
         """The arguments of `elastic`."""
         faults = [word for fault in self.faults for word in ("--fault", fault)]
         sizes = ["--slices", str(self.slices), "--steps", str(self.steps), "--seed", str(self.seed)]
-        return ("demo", *sizes, "--rejoin-after-steps", str(self.rejoin_after_steps), *faults)
+        rejoin = ("--rejoin-after-steps", str(self.rejoin_after_steps))
+        return ("demo", *sizes, *rejoin, *self.options, *faults)
 
     def command(self) -> str:
         """What to type to run it again."""

@@ -1,4 +1,4 @@
-"""A 405B-like model on thousands of chips, as layouts and holdings for `bench_plan.py`."""
+"""A 405B-like model on thousands of chips, as layouts and holdings for the benchmarks of planning."""
 
 from __future__ import annotations
 

@@ -23,7 +23,11 @@ import msgspec
 from elastic.agent_beat import Beat
 from elastic.agent_buddies import AgentPull, BuddyKeeper
 from elastic.agent_persist import Persister
-from elastic.agent_stream import CoordinatorStream, StreamLost
+from elastic.agent_prepare import Preparer
+from elastic.agent_said import Said
+from elastic.agent_shadow import ShadowRunner
+from elastic.agent_standby import WarmWorker
+from elastic.agent_stream import STALE, CoordinatorStream, StreamLost
 from elastic.agent_tasks import ArenaTasks, Verified
 from elastic.events import (
     AgentAttached,
@@ -61,8 +65,10 @@ from elastic.events import (
     WorkerState,
 )
 from elastic.job import JobSpec, load_job, load_token
+from elastic.join_events import HostPrepared, PrepareHost
 from elastic.leash import watch_leash
 from elastic.protocol import (
+    CommitsKept,
     EnterWorld,
     Heartbeat,
     Hello,
@@ -73,19 +79,27 @@ from elastic.protocol import (
     Reserved,
     StateDescribed,
     StepTold,
+    TakeTurn,
     Unwound,
     WorkerCommitted,
     WorldRebuilt,
 )
 from elastic.refusals import RefusalTally
+from elastic.shadow_events import EndShadow, EnterShadow, StartShadow
 from elastic.wire import FramedSocket
-from elastic.worker_process import WorkerExit, WorkerProcess, start_time, write_pid
+from elastic.worker_process import (
+    PID_FILE,
+    WorkerExit,
+    WorkerProcess,
+    describe_end,
+    start_time,
+    write_pid,
+)
 from elastic.worker_socket import WorkerSocket
 from reshard.errors import ElasticError, InsufficientMemoryError
 from snapshot.arena import Arena
 from snapshot.dataplane import DataPlaneServer
 
-PID_FILE = "worker.pid"
 LIFE_EVERY_S = 2.0
 """How often the worker hears that its agent lives; well below its lease."""
 FAILED_GRACE_S = 1.0
@@ -94,9 +108,6 @@ LOOK_EVERY_S = 0.1
 """How often the worker's process is looked at; what ends it is told by the kernel at once."""
 ADOPT_S = 2.0
 """How long a new agent waits for the worker of an earlier one to connect, before it attaches."""
-
-_SAID_AGAIN = (Fenced, Staged, LaidOut, Rebuilt, StepFailed, LeftWorld, Finished)
-"""What the coordinator waits for: told again after the stream was broken."""
 
 
 class LeashCut:
@@ -120,13 +131,15 @@ class Agent:
         self._stopped_since_s: float | None = None
         self._fence_pending = False
         self._ending: str = ""
+        self._lost_cause = ""
+        """Why there is no worker, if it was lost."""
         self._failure_told = False
         self._refused = RefusalTally()
         self._server = DataPlaneServer(
             self._arena,
             token,
             lambda: self.generation,
-            bind_host=spec.bind_host,
+            bind_host=spec.bind_host_of(member),
             tls=spec.tls,
             on_refused=partial(self._refused.count, "data-plane"),
         )
@@ -150,10 +163,14 @@ class Agent:
         host, replicas = spec.config.host(member), spec.config.replicas
         self._buddies = BuddyKeeper(self._arena, host, replicas, self._pull, self._inbox.put)
         self._buddies.start()
+        self._room = Preparer(self._arena, member, replicas, self._inbox.put)
         self._socket = WorkerSocket(spec.socket_path(member), self._inbox.put, self._refused)
-        self._stream = CoordinatorStream(spec, token, member, self._inbox.put)
+        self._warm = WarmWorker(spec, member, self._arena.directory, self._inbox.put)
+        self._shadow = ShadowRunner(spec, member, self._send, self._inbox.put)
+        count_stale = partial(self._refused.count, "control", STALE)
+        self._stream = CoordinatorStream(spec, token, member, self._inbox.put, count_stale)
         self._over = False
-        self._said: dict[type[Any], Any] = {}
+        self._said = Said()
         self._end_by_s: float | None = None
         self._beat = Beat(self._send_beat, spec.heartbeat_s, spec.agent_stuck_s)
         self._next_life_s = 0.0
@@ -210,15 +227,15 @@ class Agent:
                 worker_pid=self._worker.pid if self._worker else 0,
                 generation=self.generation,
                 data_address=self._server.address,
+                agent_pid=os.getpid(),
+                lost_cause=self._lost_cause,
             ),
         )
-        for event in self._said.values():
-            if event.generation == self.generation:
-                self._send(event)
+        for event in self._said.again(self.generation):
+            self._stream.send(self.generation, event)
 
     def _send(self, event: Any) -> None:
-        if isinstance(event, _SAID_AGAIN):
-            self._said[type(event)] = event
+        self._said.note(event)
         self._stream.send(self.generation, event)
 
     def _send_beat(self) -> None:
@@ -231,6 +248,8 @@ class Agent:
 
     def _close(self) -> None:
         self._beat.close()
+        self._warm.close()
+        self._shadow.end(wait=True)
         self._buddies.close()
         if self._persister is not None:
             self._persister.cancel()
@@ -251,12 +270,13 @@ class Agent:
         elif isinstance(item, LeashCut):
             self._over = True
         elif isinstance(item, StreamLost):
+            self._shadow.end()  # the next coordinator knows nothing of it
             self._attach()
         elif isinstance(item, Verified):
             self._verified(item)
         elif isinstance(item, Replicated):
             self._to_worker(item)
-        elif isinstance(item, Staged | DigestDone | SharePersisted | Persisted):
+        elif isinstance(item, Staged | DigestDone | SharePersisted | Persisted | HostPrepared):
             self._send(item)
         elif isinstance(item, tuple):
             self._hear_worker(*item)
@@ -269,9 +289,14 @@ class Agent:
             self._over = True
         if now_s >= self._next_life_s:
             self._next_life_s = now_s + LIFE_EVERY_S
+            self._shadow.look_after()
+            if self._worker is not None:
+                self._worker.memory.look()
             self._to_worker(Heartbeat(unix_s=time.time()))
             for told in self._refused.take() if self._stream.is_attached else ():
                 self._stream.send(self.generation, told)
+        if not self._stream.job_ended and (self._stream.is_elsewhere() or self._stream.is_mute()):
+            self._attach()  # where packets are lost without a word, the old connection is tried for minutes
         if self._worker is None or self._ending or self._stream.job_ended:
             return
         if self._stream.is_silent_for(self._spec.lease_s):
@@ -293,44 +318,48 @@ class Agent:
         """End a worker that hangs, and say so at once: what it shared with others is broken from now on."""
         assert self._worker is not None
         self._ending = cause
+        self._lost_cause = f"the worker was ended: {cause}"
         self._worker.kill()
         self._send(
             WorkerLost(
                 member=self._member,
                 pid=self._worker.pid,
-                cause=f"the worker was ended: {cause}",
+                cause=self._lost_cause,
                 detector=detector,
                 last_life_unix_s=self._heard_unix_s,
             )
         )
 
     def _worker_ended(self, exit_: WorkerExit) -> None:
+        if self._warm.ended(exit_) or self._shadow.ended(exit_):
+            return  # nothing but a process less to fall back on
         if self._worker is None or self._worker.pid != exit_.pid:
             return
         told, told_failure = self._ending, self._failure_told
-        state = self._worker_state
+        state, evidence = self._worker_state, self._worker.memory.evidence()
         self._forget_worker()
         if self._stream.job_ended:
             self._over = True
         elif told:
             pass  # we ended it, and have said so
         elif exit_.is_loss:
+            self._lost_cause = str(exit_)
             self._send(
                 WorkerLost(
                     member=self._member,
                     pid=exit_.pid,
-                    cause=str(exit_),
+                    cause=f"{exit_} ({evidence})" if evidence else str(exit_),
                     detector="process-exit",
                     aborted=exit_.status == -signal.SIGABRT,
+                    killed_by=exit_.signal_name,
+                    evidence=evidence,
                     last_life_unix_s=time.time(),
                 )
             )
         elif not told_failure:
-            where = (
-                "before its session began" if state is WorkerState.STARTING else "in the middle of the job"
-            )
             log = self._spec.worker_file(self._member, "log")
-            self._send(WorkerFailed(member=self._member, error=f"{exit_} {where}; its output is in {log}"))
+            error = f"{describe_end(exit_, state)}; its output is in {log}"
+            self._send(WorkerFailed(member=self._member, error=error))
         if self._fence_pending:
             self._report_fenced()
 
@@ -352,6 +381,7 @@ class Agent:
             self._meet(connection, message)
             return
         if connection is not self._connection:
+            self._shadow.hear(connection, message)
             return
         self._heard_s, self._heard_unix_s = time.monotonic(), time.time()
         if isinstance(message, WorkerCommitted):
@@ -359,6 +389,7 @@ class Agent:
             self._send(StepTold(record=record, checksums=message.checksums))
             if message.checksums:
                 self._captured(message.generation, message.step)
+            self._warm.committed()
         elif isinstance(message, Reserve):
             self._to_worker(self._reserve(message))
         elif isinstance(message, Unwound):
@@ -394,11 +425,14 @@ class Agent:
         if self._persister is not None:
             self._persister.captured(generation, step)
 
-    def _meet(self, connection: FramedSocket, hello: Hello) -> None:
+    def _meet(self, connection: FramedSocket, hello: Hello, *, was_warm: bool = False) -> None:
+        if self._warm.meet(connection, hello) or self._shadow.meet(connection, hello):
+            return
         if self._worker is None or hello.pid != self._worker.pid:
             self._socket.refuse(connection, "unknown-sender", hello.pid)  # a stale incarnation, or a stranger
             return
         self._connection = connection
+        self._worker.memory.look()  # by now it is in the control group that limits it
         self._heard_s, self._heard_unix_s = time.monotonic(), time.time()
         if hello.generation:
             self._worker_state = WorkerState.IN_WORLD
@@ -406,16 +440,13 @@ class Agent:
             self._buddies.captured_before(hello.generation)
         else:
             self._worker_state = WorkerState.READY
+            self._to_worker(TakeTurn())  # one that stood by waits for it
             if self._stream.is_attached:
-                self._send(WorkerReady(member=self._member, pid=hello.pid))
+                self._send(WorkerReady(member=self._member, pid=hello.pid, was_warm=was_warm))
 
     def _reserve(self, wanted: Reserve) -> Reserved:
         try:
-            self._arena.reserve(
-                wanted.slot_bytes,
-                journal_record_bytes=wanted.journal_record_bytes,
-                journal_records=wanted.journal_records,
-            )
+            self._room.reserve(wanted.slot_bytes, wanted.journal_record_bytes, wanted.journal_records)
             if wanted.buddy_bytes:
                 self._buddies.reserve(wanted.buddy_bytes)
         except InsufficientMemoryError as error:
@@ -471,17 +502,22 @@ class Agent:
             self._end_quietly(command.why)
         elif isinstance(command, Assign):
             self._worker_state = WorkerState.IN_WORLD
-            self._said.clear()  # the fencing and the fetching before this world are over
+            self._said.forget()  # the fencing and the fetching before this world are over
             self._to_worker(EnterWorld(world=command.world))
         elif isinstance(command, Peers):
             self._pull.addresses = command.addresses
         elif isinstance(command, StopAfter | AuditAfter | TakeStacks):
             self._to_worker(command)
+        elif isinstance(command, PrepareHost):
+            self._room.prepare(command)
         elif isinstance(command, Stage):
             self._tasks.stage(command, lambda: self.generation, self._inbox.put)
         elif isinstance(command, StagePersisted):
             self._tasks.stage_persisted(command, lambda: self.generation, self._inbox.put)
+        elif isinstance(command, CommitsKept):
+            self._said.kept(command)
         elif isinstance(command, PersistSettled):
+            self._said.settled(command)
             if self._persister is not None:
                 self._persister.settled(command)
         elif isinstance(command, FinishPersist):
@@ -492,6 +528,8 @@ class Agent:
         elif isinstance(command, ResetHost):
             self._end_quietly("its slice had been given up")
             self._attach()
+        elif isinstance(command, StartShadow | EnterShadow | EndShadow):
+            self._shadow.obey(command, self._worker.pid if self._worker else None)
         elif isinstance(command, Shutdown):
             self._shut_down(command.completed)
 
@@ -502,7 +540,9 @@ class Agent:
         self._buddies.leave()
         if self._persister is not None:
             self._persister.cancel()
-        self._said.clear()  # of a world that is over
+        self._said.forget()  # of a world that is over
+        self._shadow.end()
+        self._warm.recovering(has_worker=self._worker is not None)
         self._fence_pending = True
         if command.leave_out:
             self._end_quietly("told to leave")
@@ -514,10 +554,19 @@ class Agent:
     def _start_worker(self) -> None:
         if self._worker is not None:
             self._end_quietly("another takes its place")
-        self._worker = WorkerProcess.start(self._spec, self._member, self._inbox.put)
+        self._said.forget_worker()
+        self._lost_cause = ""
+        warm = self._warm.take()
+        self._worker = (
+            warm.process if warm else WorkerProcess.start(self._spec, self._member, self._inbox.put)
+        )
         self._worker_state = WorkerState.STARTING
         self._heard_s = time.monotonic()
         write_pid(self._arena.directory / PID_FILE, self._worker.pid)
+        if warm is not None:
+            warm.go_on()
+            if warm.connection is not None:
+                self._meet(warm.connection, Hello(pid=warm.process.pid, generation=0), was_warm=True)
 
     def _end_quietly(self, why: str) -> None:
         """End the worker because we were told so: that is no loss to report."""

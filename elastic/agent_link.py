@@ -30,7 +30,8 @@ from elastic.events import (
     WorkerFailed,
     WorldSpec,
 )
-from elastic.job import WORKER_HEARTBEAT_S, JobSpec
+from elastic.job import ENV_STANDBY, ROLE_SHADOW, WORKER_HEARTBEAT_S, JobSpec
+from elastic.parent_death import outlive_parent
 from elastic.ports import JobOver, Room
 from elastic.protocol import (
     WORKER_CODEC,
@@ -43,6 +44,7 @@ from elastic.protocol import (
     Reserve,
     Reserved,
     StateDescribed,
+    TakeTurn,
     Unwound,
     WorkerCommitted,
     WorldRebuilt,
@@ -84,6 +86,11 @@ class AgentLink:
         self._held: Captured | None = None
         """A capture that is told with the commit of its step."""
         self._replicated: Replicated | None = None
+        self._release_due = False
+        """Whether a runtime that was kept for a next world is to be let go."""
+        self._keeps_runtime = False
+        self.release: Callable[[], None] | None = None
+        """Lets go of a runtime that was kept; called from the thread that waits for a world."""
         self._end: JobEnded | None = None
         self._rescue: threading.Thread | None = None
         self._heard_s = time.monotonic()
@@ -94,16 +101,27 @@ class AgentLink:
         self._said: dict[type[object], object] = {}
         """What was told in this world, for an agent that takes over and may not have heard it."""
         self._arenas: dict[HostId, Arena] = {}
+        role = os.environ.get(ENV_STANDBY, "")
+        self._is_shadow = role == ROLE_SHADOW
+        self._has_turn = threading.Event()
+        """Set for a worker; a process that stands by goes on from its session when it is."""
+        if not role:
+            self._has_turn.set()
         self._connect()
         threading.Thread(target=self._read, name="agent-link", daemon=True).start()
+        self._has_turn.wait()
+        if role and not self._is_shadow:
+            outlive_parent()  # it is the worker now: another agent may adopt it
         threading.Thread(target=self._beat, name="agent-heartbeat", daemon=True).start()
 
     # ---- Link: waiting and looking ----
 
     def wait_world(self) -> WorldSpec | None:
         """Block until the next world is assigned; None when the job has ended."""
+        while self._is_to_release():
+            if self.release is not None:
+                self.release()
         with self._changed:
-            self._changed.wait_for(lambda: self._next_world is not None or self._end is not None)
             world, self._next_world = self._next_world, None
             if self._end is not None and not self._end.completed:
                 raise JobOver("the job was stopped")
@@ -115,6 +133,20 @@ class AgentLink:
                     self._unheard.clear()
                     self._said.clear()
             return world
+
+    def _is_to_release(self) -> bool:
+        """Wait for a world, or the end; True when, before that, what was kept is not needed any more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._release_due or self._is_told())
+            is_due, self._release_due = self._release_due and not self._is_told(), False
+            return is_due
+
+    def _is_told(self) -> bool:
+        return self._next_world is not None or self._end is not None
+
+    def keeps_runtime(self) -> bool:
+        """Whether the next world may go on in the runtime of the one that is left."""
+        return self._keeps_runtime
 
     def is_fenced(self, generation: int) -> bool:
         """Whether the world of `generation` has been given up."""
@@ -143,8 +175,8 @@ class AgentLink:
             return generation < self._fenced_below
 
     def arenas(self) -> Mapping[HostId, Arena]:
-        """This host's arena."""
-        if not self._arenas:
+        """This host's arena; none for a shadow, which keeps nothing."""
+        if not self._arenas and not self._is_shadow:
             host = self._spec.config.host(self._member)
             self._arenas[host] = Arena.attach(self._spec.job_id, host, root=self._spec.shm_root)
         return self._arenas
@@ -274,6 +306,8 @@ class AgentLink:
         self._reserved = None
 
     def _tell(self, message: object) -> None:
+        if self._is_shadow and not isinstance(message, LeftWorld | StepFailed | WorkerFailed):
+            return  # a shadow of a world has nothing else to tell
         with self._told:
             if isinstance(message, WorkerCommitted):
                 self._commits.append(message)
@@ -326,6 +360,8 @@ class AgentLink:
                 continue
             if self._end is not None:
                 return
+            if not self._has_turn.is_set() or self._is_shadow:
+                os._exit(0)  # it stands by for this agent only
             try:
                 self._connect()
             except ElasticError:
@@ -337,12 +373,17 @@ class AgentLink:
             path = self._spec.worker_file(self._member, "stacks")
             self._tell(report_stacks(path, self._member, message.generation))
             return
+        if isinstance(message, TakeTurn):
+            self._has_turn.set()
+            return
         with self._changed:
             if isinstance(message, EnterWorld):
                 self._next_world = message.world
             elif isinstance(message, Fence):
                 self._fenced_below = max(self._fenced_below, message.generation)
                 self._next_world = None
+                self._keeps_runtime = message.keep_runtime
+                self._release_due = not message.keep_runtime
             elif isinstance(message, StopAfter):
                 self._stop = message
             elif isinstance(message, AuditAfter):
@@ -374,7 +415,7 @@ class AgentLink:
     def _beat(self) -> None:
         while self._end is None:
             self._tell(Heartbeat(unix_s=time.time()))
-            if time.monotonic() - self._heard_s > self._spec.lease_s:
+            if not self._is_shadow and time.monotonic() - self._heard_s > self._spec.lease_s:
                 os._exit(
                     LEASE_EXIT_STATUS
                 )  # the agent hangs: somebody else may go on without this slice by now

@@ -115,6 +115,7 @@ class Persister:
         self._unsettled: tuple[int, int] | None = None
         """Generation and step that was begun last, until all hosts' shares are put together, or given up."""
         self._facts: dict[tuple[int, int], PersistFacts] = {}
+        self._finishing: set[tuple[int, int]] = set()
 
     def describe(self, tree: TreeDescription) -> None:
         """The worker tells how its state's tree looks."""
@@ -143,6 +144,10 @@ class Persister:
 
     def finish(self, command: FinishPersist) -> None:
         """Put the shares of all hosts together for good; tells Persisted."""
+        snapshot = (command.generation, command.step)
+        if snapshot in self._finishing:
+            return  # told again by a coordinator that has taken over
+        self._finishing.add(snapshot)
         threading.Thread(target=self._finish, args=(command,), name="persist-finish", daemon=True).start()
 
     def cancel(self) -> None:

@@ -1,7 +1,10 @@
-"""The agent's stream to the coordinator: attached again when it breaks, with growing pauses."""
+"""The agent's stream to the coordinator: attached again when it breaks, with growing pauses, and at once when
+the run's directory names another coordinator.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -15,13 +18,17 @@ from elastic import control_pb2 as pb
 from elastic.control_channel import CoordinatorPlace, bearer, open_channel, read_place
 from elastic.control_pb2_grpc import ControlStub
 from elastic.events import Shutdown
-from elastic.job import JobSpec
+from elastic.job import COORDINATOR_FILE, JobSpec
 from elastic.protocol import CONTROL_CODEC, Heartbeat
 from elastic.wire import WireError
-from reshard.errors import RetryLaterError
+from reshard.errors import ElasticError, RetryLaterError
 
-FIRST_PAUSE_S = 0.02
+FIRST_PAUSE_S = 0.05
 MAX_PAUSE_S = 2.0
+_PAUSES = tenacity.wait_random_exponential(multiplier=FIRST_PAUSE_S, max=MAX_PAUSE_S)
+STALE = "stale-epoch"
+MUTE_S = 5.0
+"""A coordinator shows life every 2 s; one that has not for so long is connected to anew."""
 
 
 class StreamLost:
@@ -29,17 +36,33 @@ class StreamLost:
 
 
 class CoordinatorStream:
-    """Sends events and hands commands to `on_item`; after a break `on_item` gets a StreamLost."""
+    """Sends events and hands commands to `on_item`; after a break `on_item` gets a StreamLost.
 
-    def __init__(self, spec: JobSpec, token: str, member: int, on_item: Callable[[Any], None]) -> None:
+    Remembers the highest epoch of a coordinator that it has seen: what comes with a lower one is refused,
+    which `on_refused` hears.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        token: str,
+        member: int,
+        on_item: Callable[[Any], None],
+        on_refused: Callable[[str], None] = lambda sender: None,
+    ) -> None:
         self._spec = spec
         self._metadata = bearer(token)
         self._member = member
         self._on_item = on_item
+        self._on_refused = on_refused
         self._outbox: queue.SimpleQueue[pb.Envelope | None] = queue.SimpleQueue()
         self._channel: grpc.Channel | None = None
-        self._heard_s = time.monotonic()
+        self._at: CoordinatorPlace | None = None
+        self._looked: tuple[int, int] = (0, 0)
+        self.heard_s = time.monotonic()
         self._failures = 0
+        self._attached_s = self.heard_s
+        self.epoch = 0
         self.is_attached = False
         self.job_ended = False
 
@@ -48,10 +71,13 @@ class CoordinatorStream:
         coordinator.
         """
         self.close()
+        self._attached_s = time.monotonic()
+        place = self._at = self._place()
+        self.epoch = max(self.epoch, place.epoch)
         outbox: queue.SimpleQueue[pb.Envelope | None] = queue.SimpleQueue()
         outbox.put(self._envelope(generation, first))  # before anything that another thread sends
         self._outbox = outbox
-        self._channel = open_channel(self._place(), self._spec.tls, max_reply_bytes=-1)
+        self._channel = open_channel(place, self._spec.tls, max_reply_bytes=-1)
         replies = ControlStub(self._channel).Attach(
             _drain(outbox), metadata=self._metadata, wait_for_ready=True
         )
@@ -64,13 +90,22 @@ class CoordinatorStream:
         """
         self._outbox.put(self._envelope(generation, event))
 
-    def _envelope(self, generation: int, event: Any) -> pb.Envelope:
-        name, body = CONTROL_CODEC.encode(event)
-        return pb.Envelope(generation=generation, member=self._member, kind=name, body=body)
+    def is_elsewhere(self) -> bool:
+        """Whether the run's directory names another coordinator by now than the one attached to; cheap."""
+        with contextlib.suppress(OSError, ElasticError):
+            stat = (self._spec.directory / COORDINATOR_FILE).stat()
+            looked, self._looked = self._looked, (stat.st_ino, stat.st_mtime_ns)
+            if looked != self._looked:
+                return read_place(self._spec.directory) != self._at
+        return False
+
+    def is_mute(self) -> bool:
+        """Whether nothing has come for so long, over a stream that is that old, that it counts as broken."""
+        return self.is_attached and time.monotonic() - max(self.heard_s, self._attached_s) > MUTE_S
 
     def is_silent_for(self, lease_s: float) -> bool:
         """Whether nothing was heard from the coordinator for so long."""
-        return time.monotonic() - self._heard_s > lease_s
+        return time.monotonic() - self.heard_s > lease_s
 
     def close(self) -> None:
         """End the stream after what was sent."""
@@ -80,22 +115,34 @@ class CoordinatorStream:
             self._channel.close()
             self._channel = None
 
+    def _envelope(self, generation: int, event: Any) -> pb.Envelope:
+        name, body = CONTROL_CODEC.encode(event)
+        return pb.Envelope(generation=generation, member=self._member, kind=name, body=body, epoch=self.epoch)
+
     def _read(self, replies: Iterator[pb.Envelope], outbox: Any) -> None:
         try:
             for envelope in replies:
-                command = CONTROL_CODEC.decode(envelope.kind, envelope.body)
-                self._heard_s = time.monotonic()
-                self._failures = 0
-                if isinstance(command, Heartbeat):
-                    continue
-                self.job_ended = self.job_ended or isinstance(command, Shutdown)
-                self._on_item(command)
+                if outbox is not self._outbox:
+                    return  # another stream has taken its place: it tells all that counts
+                if envelope.epoch < self.epoch:
+                    self._on_refused(f"the coordinator of epoch {envelope.epoch}")
+                    break
+                self.epoch = envelope.epoch
+                self._take(CONTROL_CODEC.decode(envelope.kind, envelope.body))
         except (grpc.RpcError, WireError):
             pass  # a broken stream and an unreadable one have the same remedy: attach again
         if outbox is self._outbox and not self.job_ended:
             self._failures += 1
-            time.sleep(min(FIRST_PAUSE_S * 2**self._failures, MAX_PAUSE_S))
-            self._on_item(StreamLost())
+            time.sleep(_pause_s(self._failures))
+            if outbox is self._outbox:
+                self._on_item(StreamLost())
+
+    def _take(self, command: Any) -> None:
+        self.heard_s = time.monotonic()
+        self._failures = 0
+        if not isinstance(command, Heartbeat):
+            self.job_ended = self.job_ended or isinstance(command, Shutdown)
+            self._on_item(command)
 
     def _place(self) -> CoordinatorPlace:
         directory = self._spec.directory
@@ -110,6 +157,12 @@ class CoordinatorStream:
         except OSError as error:
             raise RetryLaterError(f"no coordinator has written its address into {directory}") from error
         return place
+
+
+def _pause_s(num_failures: int) -> float:
+    state = tenacity.RetryCallState(tenacity.Retrying(), None, (), {})
+    state.attempt_number = num_failures
+    return _PAUSES(state)
 
 
 def _drain(outbox: queue.SimpleQueue[pb.Envelope | None]) -> Iterator[pb.Envelope]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -129,6 +130,9 @@ class ArenaTasks:
             cache_misses=message.cache_misses,
             skipped=message.skipped,
             interval_steps=message.interval_steps,
+            host_s=message.host_s,
+            device_s=message.device_s,
+            loss_is_finite=message.loss is None or math.isfinite(message.loss),
         )
 
     def _journal_entry(self, message: WorkerCommitted, *, reopen: bool = False) -> JournalRecord | None:

@@ -53,12 +53,15 @@ def choose_restore(
     snapshots: Mapping[HostId, Iterable[SnapshotSummary]],
     restored_steps: Mapping[int, int],
     named: Named = frozenset(),
+    differed_since: tuple[int, int] | None = None,
 ) -> tuple[Choice | None, str]:
     """Return the newest snapshot that is covered and on the lineage, and a sentence on how it was chosen.
 
     `restored_steps` maps the generation of each world that was entered to the step it was restored from.
     `named` are copies found wrong by a majority (`elastic.copy_check`). A copy that most slices contradict is
-    left out; a snapshot whose copies differ without a majority is only taken when no older one is better.
+    left out; a snapshot whose copies differ without a majority is only taken when no older one is better. So
+    are those of a generation from the step on at which copies began to differ in it (`differed_since`): steps
+    since may have been computed from the wrong ones.
     """
     groups: dict[tuple[int, int], list[SnapshotSummary]] = defaultdict(list)
     for host in sorted(snapshots):
@@ -89,14 +92,21 @@ def choose_restore(
         why = f"step {step} is whole in the memory of {num_hosts} host{'s' * (num_hosts > 1)}"
         if sifted.refused:
             why = f"{why} ({_shorten(sifted.refused)})"
-        if not sifted.doubts:
+        doubts = sifted.doubts + _since(step, generation, differed_since)
+        if not doubts:
             return choice, "; ".join([why, *refused])
-        doubt = f"step {step} cannot be trusted: {_shorten(sifted.doubts)}"
+        doubt = f"step {step} cannot be trusted: {_shorten(doubts)}"
         doubtful = doubtful or (choice, f"{why}; {doubt}; nothing older is whole and agrees")
         refused.append(doubt)
     if doubtful is not None:
         return doubtful
     return None, "; ".join(refused) or "no host holds a complete snapshot"
+
+
+def _since(step: int, generation: int, differed_since: tuple[int, int] | None) -> tuple[str, ...]:
+    if differed_since is None or generation != differed_since[0] or step < differed_since[1]:
+        return ()
+    return (f"copies differed from step {differed_since[1]} on, and steps were computed from them",)
 
 
 def _shorten(reasons: tuple[str, ...]) -> str:
@@ -125,13 +135,14 @@ def choose_persisted(
 def plan_restore(
     choice: Choice, hosts: tuple[HostId, ...], devices_per_host: int, told: Mapping[int, Layout] | None = None
 ) -> tuple[Expected, Plan]:
-    """The layout that the script is expected to ask for on these hosts (`told`: see `expect_layout`), and the
-    plan that fills it with the snapshot; an empty plan for a persisted one.
+    """The layout that the script is expected to ask for on these hosts, which are in rank order (`told`: see
+    `expect_layout`), and the plan that fills it with the snapshot; an empty plan for a persisted one.
 
     Raises UsageError where there is no layout, MissingShardError where a part of the state is nowhere.
     """
     held = Stock.of_holdings(choice.holdings, choice.step)
     target = expect_layout(choice.layout, hosts, devices_per_host, told=told or {}, held=held)
+    target = target.in_order(hosts)
     if choice.is_persisted:
         return target, Plan.empty(choice.step)
     return target, make_plan(target.layout, held, step=choice.step)

@@ -4,9 +4,10 @@ invariant was broken.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -18,6 +19,7 @@ from reshard.errors import ElasticError, UsageError
 
 if TYPE_CHECKING:
     from elastic.cadence import Cadence
+    from elastic.runs import HostsSpec
     from elastic.state import Config
     from snapshot.tls import TlsFiles
 
@@ -47,8 +49,8 @@ def demo(
 ) -> int:
     """Train a small transformer on several slices, lose one in the middle, go on, get it back, and report.
 
-    Without --fault one slice is killed; --fault none is an undisturbed run. Kinds: kill, stop, term, agent,
-    host.
+    Without --fault one slice is killed; --fault none is an undisturbed run. Kinds: kill, stop,
+    term, host; of a slice (its worker), agent, spare, of the coordinator or the service.
     """
     from elastic.demo.text import TextWindows
 
@@ -83,6 +85,22 @@ def demo(
     type=click.Path(path_type=Path),
     help="PEM certificates that agents trust.  [default: the certificate itself]",
 )
+@click.option(
+    "--bind-host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Where the coordinator listens, and all else that has no address of its own.",
+)
+@click.option(
+    "--host-prefix",
+    default="",
+    help="What runs an agent on its own host: 'ip netns exec host-{slice}'; {host} is the host in the slice.",
+)
+@click.option(
+    "--agent-bind-host",
+    default="",
+    help="Where a slice's agent and worker listen: '10.0.0.1{slice}'.  [default: --bind-host]",
+)
 @click.argument("script", nargs=-1, type=click.UNPROCESSED, required=True)
 def launch(
     script: tuple[str, ...],
@@ -90,18 +108,31 @@ def launch(
     tls_cert: Path | None,
     tls_key: Path | None,
     tls_ca: Path | None,
+    bind_host: str,
+    host_prefix: str,
+    agent_bind_host: str,
     **options: Any,
 ) -> int:
     """Run your own training SCRIPT (a .py file, or -m MODULE, with its arguments) under the engine on this
     machine.
     """
+    from elastic.runs import HostsSpec
     from snapshot.tls import tls_files
 
     if script[0] != "-m" and not Path(script[0]).is_file():
         raise UsageError(f"there is no script {script[0]}")
     tls = tls_files(tls_cert, tls_key, tls_ca)
     command = (sys.executable, *script)
-    return _run(command, target_steps=None, out=out or Path("runs/launch"), tls=tls, **options)
+    return _run(
+        command,
+        target_steps=None,
+        out=out or Path("runs/launch"),
+        tls=tls,
+        hosts=HostsSpec(
+            bind_host=bind_host, prefix=tuple(shlex.split(host_prefix)), agent_bind_host=agent_bind_host
+        ),
+        **options,
+    )
 
 
 def _run(
@@ -117,11 +148,14 @@ def _run(
     persist_dir: Path | None,
     persist_every: int,
     persist_keep: int,
+    warm: bool,
     tls: TlsFiles | None = None,
+    hosts: HostsSpec | None = None,
+    lease_s: float,
     **machine: Any,
 ) -> int:
     from elastic.job import PersistSpec
-    from elastic.runs import Wanted, run_job
+    from elastic.runs import HostsSpec, Wanted, run_job
 
     persist = None
     if persist_dir is not None:
@@ -130,7 +164,7 @@ def _run(
         Wanted(
             command=command,
             adapter=adapter,
-            config=_config(persists=persist is not None, **machine),
+            config=_config(persists=persist is not None, lease_s=lease_s, **machine),
             directory=out,
             seed=seed,
             target_steps=target_steps,
@@ -139,6 +173,9 @@ def _run(
             persist=persist,
             tls=tls,
             cadence=snapshot_every,
+            warm=warm,
+            hosts=hosts or HostsSpec(),
+            lease_s=lease_s,
         )
     )
 
@@ -146,35 +183,47 @@ def _run(
 def _config(
     *,
     slices: int,
+    spares: int,
     min_slices: int,
     hosts_per_slice: int,
     devices_per_host: int,
     replicas: int | None,
     rejoin_after_steps: int | None,
     rehearsals: int,
+    precompile: bool,
+    reconnect: bool,
     audit_every: int,
+    on_corruption: Literal["throw-out", "warn"],
     count_writes: bool,
     quarantine_s: float,
+    straggler_factor: float,
     wait_s: float,
     hang_after_s: float | None,
+    lease_s: float,
     persists: bool,
 ) -> Config:
     from elastic.quarantine import Flapping
     from elastic.state import Config, Timing
+    from elastic.stragglers import StragglerRule
 
     return Config(
         num_slices=slices,
+        spares=spares,
         min_slices=min_slices,
         hosts_per_slice=hosts_per_slice,
         devices_per_host=devices_per_host,
         replicas=max(slices, 1) if replicas is None else replicas,
         rejoin_after_steps=rejoin_after_steps,
         rehearsals=rehearsals,
+        precompile=precompile,
+        keeps_runtime=not reconnect,
         persists=persists,
         audit_every=audit_every,
+        on_corruption=on_corruption,
         count_writes=count_writes,
-        timing=Timing(wait_s=wait_s, hang_after_s=hang_after_s),
+        timing=Timing(wait_s=wait_s, hang_after_s=hang_after_s, lease_s=lease_s),
         flapping=Flapping(base_s=quarantine_s),
+        stragglers=StragglerRule(factor=straggler_factor),
     )
 
 

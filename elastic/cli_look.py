@@ -89,6 +89,11 @@ def status(directory: Path, as_json: bool) -> int:
             line += f", in quarantine for {member['quarantined_for_s']:.1f} s more"
             line += f" (lost {member['losses_in_row']} times in a row)"
         click.echo(line)
+    for slow in found["stragglers"]:
+        host = f" host {slow['host']}" if several else ""
+        click.echo(
+            f"  slice {slow['slice']}{host} is slow ({slow['where']}): × {slow['factor']:g} the others' time"
+        )
     for surface, counts in found["refused"].items():
         click.echo(f"  refused at {surface}: {', '.join(f'{num} {why}' for why, num in counts.items())}")
     return 0

@@ -111,6 +111,13 @@ _JOB_OPTIONS = (
         help="Captures between two audits of every copy on the devices; 0: only when copies disagree.",
     ),
     click.option(
+        "--on-corruption",
+        type=click.Choice(["throw-out", "warn"]),
+        default="throw-out",
+        show_default=True,
+        help="What to do about a slice whose copies of the state a majority finds wrong.",
+    ),
+    click.option(
         "--count-writes",
         is_flag=True,
         help="Debugging: count in every restore that each element is written exactly once (slow).",
@@ -131,12 +138,37 @@ _JOB_OPTIONS = (
         help="Smaller worlds whose programs are compiled before the start.",
     ),
     click.option(
+        "--precompile/--no-precompile",
+        default=True,
+        show_default=True,
+        help="Compile for one slice fewer, or more, in the background while training goes on.",
+    ),
+    click.option(
+        "--warm/--no-warm",
+        default=True,
+        show_default=True,
+        help="Keep on each host a process ready that has run your script as far as elastic.session().",
+    ),
+    click.option(
+        "--reconnect",
+        is_flag=True,
+        help="Connect JAX anew after every loss, for scripts that use jax.process_count() or multihost_utils "
+        "(slower).",
+    ),
+    click.option(
         "--quarantine-s",
         type=click.FloatRange(min=0),
         default=5.0,
         show_default=True,
         help="A slice that is lost again soon after it joined is kept away so long, then twice as long…; "
         "0: never.",
+    ),
+    click.option(
+        "--straggler-factor",
+        type=float,
+        default=1.5,
+        show_default=True,
+        help="Tell of a slice whose input or devices take so many times as long as the others'.",
     ),
     click.option(
         "--wait-s",
@@ -151,6 +183,13 @@ _JOB_OPTIONS = (
         default=30.0,
         show_default=True,
         help="No step for so long (and longer than steps take): end the slices that hang; or 'never'.",
+    ),
+    click.option(
+        "--lease-s",
+        type=click.FloatRange(min=0),
+        default=30.0,
+        show_default=True,
+        help="How long a worker goes on that hears from nobody who decides; then it stops itself.",
     ),
     click.option(
         "--shm-dir",
@@ -183,8 +222,9 @@ _JOB_OPTIONS = (
         "--fault",
         "faults",
         multiple=True,
-        metavar="KIND:slice=N@step=S",
-        help="Inject a fault; several may be given.",
+        metavar="KIND:TARGET@WHEN",
+        help="Inject a fault: kill:slice=1@step=60, stop:agent=2@step=60,heal=3, kill:slice=2@phase=FENCING; "
+        "several may be given.",
     ),
     click.option(
         "--adapter",
@@ -192,6 +232,13 @@ _JOB_OPTIONS = (
         show_default=True,
         help="How worlds are formed: multicontroller (real processes), local (one process), or another "
         "one that is installed.",
+    ),
+    click.option(
+        "--spares",
+        type=click.IntRange(min=0),
+        default=0,
+        show_default=True,
+        help="More slices, which wait for one to be lost and take its place at once.",
     ),
     click.option("--slices", type=int, default=3, show_default=True, help="Slices at the start."),
 )

@@ -19,23 +19,32 @@ from snapshot.tls import TlsFiles, certificate_name
 
 AUTHORIZATION = "authorization"
 Metadata = tuple[tuple[str, str], ...]
+_RECONNECT = (
+    # Each channel has connections of its own, and tries anew each second: after a time in which packets were
+    # lost without a word, gRPC's own pauses (up to two minutes) would outlast every lease.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorPlace:
-    """Where a coordinator listens, its process, and the name in its certificate ("" without TLS)."""
+    """Where a coordinator listens, its process and epoch, and the name in its certificate ("": no TLS)."""
 
     address: str
     pid: int
     tls_name: str = ""
+    epoch: int = 0
 
 
-def write_place(directory: Path, address: str, tls: TlsFiles | None) -> None:
-    """Let those who can read the run's directory find this process's service."""
+def write_place(directory: Path, address: str, tls: TlsFiles | None, epoch: int = 0) -> None:
+    """Let those who can read the run's directory find this process's service, instead of an older one's."""
     name = "" if tls is None else certificate_name(tls)
-    place = CoordinatorPlace(address=address, pid=os.getpid(), tls_name=name)
+    place = CoordinatorPlace(address=address, pid=os.getpid(), tls_name=name, epoch=epoch)
     path = directory / COORDINATOR_FILE
-    unfinished = path.with_suffix(".part")
+    unfinished = path.with_suffix(f".part-{os.getpid()}")
     unfinished.write_bytes(msgspec.json.encode(place))
     unfinished.replace(path)
 
@@ -55,7 +64,7 @@ def open_channel(
     """A channel to the coordinator; it connects when it is first used. Raises UsageError for TLS files that
     cannot be read.
     """
-    options: list[tuple[str, object]] = []
+    options: list[tuple[str, object]] = list(_RECONNECT)
     if max_reply_bytes is not None:
         options.append(("grpc.max_receive_message_length", max_reply_bytes))
     if tls is None:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x65lastic/control.proto\x12\x07\x65lastic\"J\n\x08\x45nvelope\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0e\n\x06member\x18\x02 \x01(\x05\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0c\n\x04\x62ody\x18\x04 \x01(\x0c\"\x05\n\x03\x41\x63k\"\x1d\n\x0bStopRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x0f\n\rStatusRequest\"\x1d\n\x0bStatusReply\x12\x0e\n\x06status\x18\x01 \x01(\x0c\x32\xca\x01\n\x07\x43ontrol\x12\x32\n\x06\x41ttach\x12\x11.elastic.Envelope\x1a\x11.elastic.Envelope(\x01\x30\x01\x12\'\n\x04Note\x12\x11.elastic.Envelope\x1a\x0c.elastic.Ack\x12*\n\x04Stop\x12\x14.elastic.StopRequest\x1a\x0c.elastic.Ack\x12\x36\n\x06Status\x12\x16.elastic.StatusRequest\x1a\x14.elastic.StatusReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x65lastic/control.proto\x12\x07\x65lastic\"Y\n\x08\x45nvelope\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0e\n\x06member\x18\x02 \x01(\x05\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0c\n\x04\x62ody\x18\x04 \x01(\x0c\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\"\x05\n\x03\x41\x63k\"\x1d\n\x0bStopRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x0f\n\rStatusRequest\"\x1d\n\x0bStatusReply\x12\x0e\n\x06status\x18\x01 \x01(\x0c\x32\xca\x01\n\x07\x43ontrol\x12\x32\n\x06\x41ttach\x12\x11.elastic.Envelope\x1a\x11.elastic.Envelope(\x01\x30\x01\x12\'\n\x04Note\x12\x11.elastic.Envelope\x1a\x0c.elastic.Ack\x12*\n\x04Stop\x12\x14.elastic.StopRequest\x1a\x0c.elastic.Ack\x12\x36\n\x06Status\x12\x16.elastic.StatusRequest\x1a\x14.elastic.StatusReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,15 +32,15 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'elastic.control_pb2', _glob
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ENVELOPE']._serialized_start=34
-  _globals['_ENVELOPE']._serialized_end=108
-  _globals['_ACK']._serialized_start=110
-  _globals['_ACK']._serialized_end=115
-  _globals['_STOPREQUEST']._serialized_start=117
-  _globals['_STOPREQUEST']._serialized_end=146
-  _globals['_STATUSREQUEST']._serialized_start=148
-  _globals['_STATUSREQUEST']._serialized_end=163
-  _globals['_STATUSREPLY']._serialized_start=165
-  _globals['_STATUSREPLY']._serialized_end=194
-  _globals['_CONTROL']._serialized_start=197
-  _globals['_CONTROL']._serialized_end=399
+  _globals['_ENVELOPE']._serialized_end=123
+  _globals['_ACK']._serialized_start=125
+  _globals['_ACK']._serialized_end=130
+  _globals['_STOPREQUEST']._serialized_start=132
+  _globals['_STOPREQUEST']._serialized_end=161
+  _globals['_STATUSREQUEST']._serialized_start=163
+  _globals['_STATUSREQUEST']._serialized_end=178
+  _globals['_STATUSREPLY']._serialized_start=180
+  _globals['_STATUSREPLY']._serialized_end=209
+  _globals['_CONTROL']._serialized_start=212
+  _globals['_CONTROL']._serialized_end=414
 # @@protoc_insertion_point(module_scope)

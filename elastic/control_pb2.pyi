@@ -5,16 +5,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Envelope(_message.Message):
-    __slots__ = ("generation", "member", "kind", "body")
+    __slots__ = ("generation", "member", "kind", "body", "epoch")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     BODY_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     generation: int
     member: int
     kind: str
     body: bytes
-    def __init__(self, generation: _Optional[int] = ..., member: _Optional[int] = ..., kind: _Optional[str] = ..., body: _Optional[bytes] = ...) -> None: ...
+    epoch: int
+    def __init__(self, generation: _Optional[int] = ..., member: _Optional[int] = ..., kind: _Optional[str] = ..., body: _Optional[bytes] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ()

@@ -47,6 +47,10 @@ class Desk(Protocol):
         """Take in an agent's first message; returns its queue of commands. Raises WireError."""
         ...
 
+    def may_command(self) -> bool:
+        """Whether what is in the queues of commands may still go out."""
+        ...
+
     def hear(self, member: int, outbox: queue.SimpleQueue[Any], envelope: pb.Envelope) -> None:
         """Take in one message of an attached agent. Raises WireError."""
         ...
@@ -117,7 +121,7 @@ class ControlService(ControlServicer):
             self._refuse(context, error)
         reader = threading.Thread(target=self._read, args=(first.member, outbox, requests), daemon=True)
         reader.start()
-        while (envelope := outbox.get()) is not CLOSED:
+        while (envelope := outbox.get()) is not CLOSED and self._desk.may_command():
             yield envelope
 
     def _read(self, member: int, outbox: queue.SimpleQueue[Any], requests: Iterator[pb.Envelope]) -> None:

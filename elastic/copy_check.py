@@ -58,6 +58,15 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Convicted:
+    """A slice whose copy of an array, after a step, a majority of the present world has found wrong."""
+
+    slice_index: int
+    path: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CopyCheck:
     """What is known of the copies of the present world's captures."""
 
@@ -80,6 +89,11 @@ class CopyCheck:
     """Comparisons of captures that the history has not been told of yet."""
     num_told: int = 0
     named: Named = frozenset()
+    convicted: tuple[Convicted, ...] = ()
+    """Whom majorities have named in this world, one entry a slice."""
+    differed_since: tuple[int, int] | None = None
+    """(generation, step): the first step of the newest world in which copies differed. Older ones agreed, as
+    far as they were compared."""
 
     def entered(self, generation: int, layout: Layout | None) -> CopyCheck:
         """For a new world, or for its layout; which copies majorities have found wrong before is kept."""
@@ -87,8 +101,25 @@ class CopyCheck:
             return replace(self, layout=self.layout or layout)
         kept = frozenset(named for named in self.named if named[0] > generation - MAX_GENERATIONS)
         return CopyCheck(
-            generation=generation, hosts_per_slice=self.hosts_per_slice, layout=layout, named=kept
+            generation=generation,
+            hosts_per_slice=self.hosts_per_slice,
+            layout=layout,
+            named=kept,
+            differed_since=self.differed_since,
         )
+
+    def found(self, comparison: Comparison) -> CopyCheck:
+        """After a comparison in which copies differed: since when, and on which slices."""
+        since = self.differed_since
+        is_first = since is None or since[0] != self.generation
+        if is_first or (since is not None and comparison.step < since[1]):
+            since = (self.generation, comparison.step)
+        convicted = {one.slice_index: one for one in reversed(self.convicted)}
+        for _, path, slice_index in sorted(named_by(comparison, self.generation)):
+            new = Convicted(slice_index=slice_index, path=path, step=comparison.step)
+            convicted.setdefault(slice_index, new)
+        named = self.named | named_by(comparison, self.generation)
+        return replace(self, named=named, convicted=tuple(convicted.values()), differed_since=since)
 
     def taken_in(
         self, event: Captured, world: tuple[int, ...], replicas: int

@@ -20,6 +20,7 @@ from elastic.display_screens import ForgivingStream, PlainScreen, RichScreen, Sc
 from elastic.display_state import JobView
 from elastic.history_text import describe
 from elastic.records import (
+    CoordinatorStarted,
     CorruptionSuspected,
     FaultInjected,
     LossDetected,
@@ -52,8 +53,10 @@ def is_important(record: Record) -> bool:
     """Whether a person watching the job wants to read a line about this record."""
     if isinstance(record, PhaseEntered):
         return record.phase in _SAID_PHASES
+    if isinstance(record, CoordinatorStarted):
+        return bool(record.phase)  # the first one is part of the start
     if isinstance(record, WorkerEvent):
-        return record.state in ("ended", "adopted")
+        return record.state in ("ended", "adopted", "overdue")
     if isinstance(record, RestoreChecked):
         return record.captured_digest != record.restored_digest
     if isinstance(record, CorruptionSuspected):

@@ -15,7 +15,17 @@ from typing import Literal
 from elastic.detector_events import StacksTaken as StacksTaken
 from elastic.detector_events import StepFailed as StepFailed
 from elastic.detector_events import TakeStacks as TakeStacks
+from elastic.join_events import HostPrepared, PrepareHost
 from elastic.records import Record
+from elastic.shadow_events import (
+    EndShadow,
+    EndShadowService,
+    EnterShadow,
+    ShadowServiceReady,
+    ShadowTold,
+    StartShadow,
+    StartShadowService,
+)
 from reshard.batch_sizes import NewSteps
 from reshard.boxes import Box
 from reshard.holdings import Holding
@@ -77,6 +87,8 @@ class WorldSpec:
     newest_committed: int
     rehearsal: bool
     replicas: int
+    seats: tuple[int, ...] = ()
+    """The logical index of each of `slices`; () where they are the same."""
     audit_every: int = 0
     """Captures from one audit of all copies on the devices to the next (0: only when ordered)."""
     restore_generation: int | None = None
@@ -89,6 +101,8 @@ class WorldSpec:
     """The worlds in which the steps after the restored one were new; this one comes last."""
     count_writes: bool = False
     """Whether the restore counts that each element is written exactly once."""
+    runtime_generation: int = 0
+    """The generation in whose runtime, still connected, this world goes on; 0: a new one is connected."""
     hosts_per_slice: int = 1
 
     @property
@@ -104,7 +118,7 @@ class WorldSpec:
 class AgentAttached:
     """An agent has (again) connected; `worker` is what it found running, `generation` the newest it knows.
 
-    It then tells again what its worker said last in this world: Rebuilt, StepFailed, LeftWorld, Finished.
+    It then tells again what may not have been heard (`elastic.agent_said`).
     """
 
     member: int
@@ -112,6 +126,10 @@ class AgentAttached:
     worker_pid: int
     generation: int
     data_address: str
+    agent_pid: int = 0
+    """The agent's own process: another one has lost what the one before was doing."""
+    lost_cause: str = ""
+    """Why there is no worker, where it was lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,15 +143,20 @@ class AgentLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReady:
-    """A worker has reached its session and waits for a world."""
+    """A worker has reached its session and waits for a world. `was_warm`: it stood by there already."""
 
     member: int
     pid: int
+    was_warm: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLost:
-    """A worker process ended, or was ended because it hung. `aborted`: it ended itself (SIGABRT)."""
+    """A worker process ended, or was ended because it hung. `aborted`: it ended itself (SIGABRT).
+
+    `killed_by` names the signal, where nobody on this side sent it; `evidence` says what speaks for want of
+    memory.
+    """
 
     member: int
     pid: int
@@ -141,6 +164,8 @@ class WorkerLost:
     detector: str
     last_life_unix_s: float
     aborted: bool = False
+    killed_by: str = ""
+    evidence: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,6 +332,14 @@ class ServiceReady:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceLost:
+    """The runtime service of a generation has died, or is stopped and answers nobody."""
+
+    generation: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PersistedFound:
     """What earlier runs left in the persistent tier, the newest first; told once, before the first world."""
 
@@ -344,8 +377,19 @@ AgentEvent = (
     | DigestDone
     | SharePersisted
     | Persisted
+    | ShadowTold
+    | HostPrepared
 )
-Event = AgentEvent | AgentLost | ServiceReady | PersistedFound | StopRequested | Tick
+Event = (
+    AgentEvent
+    | AgentLost
+    | ServiceReady
+    | ServiceLost
+    | ShadowServiceReady
+    | PersistedFound
+    | StopRequested
+    | Tick
+)
 
 
 # ---- commands: coordinator → agents and shell --------------------------------------------------------------
@@ -376,6 +420,8 @@ class Fence:
     member: int
     generation: int
     leave_out: bool = False
+    keep_runtime: bool = False
+    """Whether the worker holds on to its runtime: the next world may go on in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -539,5 +585,9 @@ AgentCommand = (
     | ComputeDigest
     | ResetHost
     | Shutdown
+    | PrepareHost
+    | StartShadow
+    | EnterShadow
+    | EndShadow
 )
-Command = AgentCommand | StartService | Write
+Command = AgentCommand | StartService | StartShadowService | EndShadowService | Write

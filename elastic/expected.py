@@ -9,9 +9,10 @@ does not divide is replicated over it. A script that does otherwise says so, and
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+from elastic.seats import in_order
 from reshard.boxes import Box, uncovered
 from reshard.candidates import Kind
 from reshard.choice import LayoutChoice, choose_layout
@@ -36,6 +37,12 @@ class Expected:
     slices: tuple[int, ...]
     layout: Layout
     why: str = ""
+
+    def in_order(self, hosts: tuple[HostId, ...]) -> Expected:
+        """The same with slices in the order of `hosts`, in which slices may sit at others' places."""
+        used = tuple(host for host in hosts if host.slice_index in self.slices)
+        slices = tuple(dict.fromkeys(host.slice_index for host in used))
+        return replace(self, slices=slices, layout=in_order(self.layout, used))
 
 
 def expect_layout(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from elastic import moves_hang, moves_persist, quarantine
+from elastic import moves_hang, moves_persist, moves_prepare, moves_shadow, quarantine
 from elastic.events import (
     AgentAttached,
     AgentLost,
@@ -23,6 +23,7 @@ from elastic.events import (
     PreemptionNotice,
     Rebuilt,
     ResetHost,
+    ServiceLost,
     ServiceReady,
     SharePersisted,
     StacksTaken,
@@ -33,6 +34,7 @@ from elastic.events import (
     WorkerReady,
     WorkerState,
 )
+from elastic.join_events import HostPrepared
 from elastic.moves_audit import note_checksums, note_layout
 from elastic.records import (
     MessageRefused,
@@ -41,8 +43,11 @@ from elastic.records import (
     SnapshotsVerified,
     StateRestored,
 )
+from elastic.shadow_events import ShadowServiceReady, ShadowTold
+from elastic.state import Member
 from elastic.turn import Turn
 
+WARM = "it stood by, warm"
 _OF_THIS_GENERATION = (
     StepFailed,
     StacksTaken,
@@ -62,6 +67,8 @@ _OF_THIS_GENERATION = (
 
 def is_stale(turn: Turn, event: Event) -> bool:
     """Whether the event comes from another generation and must be refused; refused steps are written down."""
+    if isinstance(event, ServiceLost):  # a world may go on in the runtime of an older generation
+        return event.generation != turn.state.runtime_generation
     if not isinstance(event, _OF_THIS_GENERATION) or event.generation == turn.state.generation:
         return False
     if isinstance(event, Committed) and event.generation == turn.state.world_generation:
@@ -91,17 +98,24 @@ def _agent_attached(turn: Turn, event: AgentAttached) -> None:
     known = member.worker in (WorkerState.IN_WORLD, WorkerState.READY)
     found = event.worker in (WorkerState.IN_WORLD, WorkerState.READY)
     same = known and found and event.worker_pid == member.worker_pid
+    is_new_agent = not event.agent_pid or event.agent_pid != member.agent_pid
     turn.change(uncovered="")
-    turn.update(index, attached=True, gone_since_s=None)
+    if turn.is_world_away():
+        _wait_anew(turn)
+    turn.update(index, attached=True, gone_since_s=None, agent_pid=event.agent_pid)
     if same:
-        # Adopted by a new agent: nothing was lost, unless it left its world meanwhile.
+        # Adopted by a new agent, or heard again: nothing was lost, unless it left its world meanwhile.
         if event.worker is WorkerState.READY:
             turn.update(index, worker=WorkerState.READY)
-        turn.write_worker(index, "adopted", event.worker_pid)
-        moves_persist.lose_shares(turn, index)
+        if is_new_agent:
+            turn.write_worker(index, "adopted", event.worker_pid)
+            moves_persist.lose_shares(turn, index)
+        moves_persist.repeat_settled(turn, index)
+    elif _got_ready(member, event):
+        _worker_ready(turn, WorkerReady(member=index, pid=event.worker_pid))
     else:
         if known:
-            cause = "the worker ended while its agent was away"
+            cause = event.lost_cause or "the worker ended while its agent was away"
             quarantine.lost(turn, index, cause)
             _lose_worker(turn, index, cause, "agent-restart", turn.now.unix_s)
         if found:
@@ -111,6 +125,19 @@ def _agent_attached(turn: Turn, event: AgentAttached) -> None:
             return
         turn.update(index, worker=event.worker, worker_pid=event.worker_pid, respawning=False)
     turn.repeat_orders(index)
+
+
+def _got_ready(member: Member, event: AgentAttached) -> bool:
+    """Whether the worker that was being started has reached its session while nobody listened."""
+    is_ready = member.worker is WorkerState.STARTING and event.worker is WorkerState.READY
+    return is_ready and event.worker_pid != member.ended_pid
+
+
+def _wait_anew(turn: Turn) -> None:
+    """The first of a world that could not be reached is back: so may the others be in a moment."""
+    for other in turn.state.members:
+        if other.gone_since_s is not None:
+            turn.update(other.index, gone_since_s=turn.now.mono_s)
 
 
 def _agent_lost(turn: Turn, event: AgentLost) -> None:
@@ -135,8 +162,10 @@ def _worker_ready(turn: Turn, event: WorkerReady) -> None:
         left=False,
         fresh=True,
         respawning=False,
+        prepare_by_s=None,
+        prepared=False,
     )
-    turn.write_worker(event.member, "ready", event.pid)
+    turn.write_worker(event.member, "ready", event.pid, WARM if event.was_warm else "")
 
 
 def _worker_lost(turn: Turn, event: WorkerLost) -> None:
@@ -145,6 +174,7 @@ def _worker_lost(turn: Turn, event: WorkerLost) -> None:
     turn.write_worker(event.member, "ended", event.pid, event.cause)
     if event.pid and (earlier or event.pid == member.ended_pid):
         return  # it counts as gone already
+    _note_death(turn, event)
     if event.aborted and turn.state.phase is Phase.FENCING and member.worker is WorkerState.IN_WORLD:
         # The runtime could not take the loss of a peer and ended the process: the host itself is well.
         turn.plan_restart(event.member)
@@ -155,6 +185,18 @@ def _worker_lost(turn: Turn, event: WorkerLost) -> None:
     if not event.aborted:  # else a peer's loss may have ended it
         quarantine.lost(turn, event.member, event.cause)
     _lose_worker(turn, event.member, event.cause, event.detector, event.last_life_unix_s)
+
+
+def _note_death(turn: Turn, event: WorkerLost) -> None:
+    """Remember at which step a worker was killed in a running world (an abort may be a peer's loss)."""
+    state = turn.state
+    running = state.phase in (Phase.RUNNING, Phase.REPLAYING, Phase.SUSPECT) and not state.rehearsing
+    is_inside = state.member(event.member).worker is WorkerState.IN_WORLD
+    if event.killed_by and not event.aborted and running and is_inside:
+        deaths = state.deaths.died(
+            state.newest_committed, state.generation, event.member, event.killed_by, event.evidence
+        )
+        turn.change(deaths=deaths)
 
 
 def _lose_worker(turn: Turn, index: int, cause: str, detector: str, last_life_unix_s: float) -> None:
@@ -218,7 +260,10 @@ def _staged(turn: Turn, event: Staged) -> None:
 
 def _rebuilt(turn: Turn, event: Rebuilt) -> None:
     snapshots = () if event.snapshot is None else (event.snapshot,)
+    is_told_again = turn.state.member(event.member).done
     turn.update(event.member, done=True, snapshots=snapshots)
+    if is_told_again:
+        return
     if not turn.state.rehearsing:
         quarantine.joined(turn, event.member)
     turn.write_worker(event.member, "rebuilt", turn.state.member(event.member).worker_pid)
@@ -310,4 +355,7 @@ _OBSERVERS: dict[type[Any], Callable[[Turn, Any], None]] = {
     Persisted: moves_persist.observe_persisted,
     PersistedFound: moves_persist.observe_found,
     StacksTaken: moves_hang.note_stacks,
+    ShadowTold: moves_shadow.hear,
+    HostPrepared: moves_prepare.hear,
+    ShadowServiceReady: moves_shadow.hear_service,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from elastic.records import CopiesCompared, CorruptionSuspected, Record, of_kind
+from elastic.records import CopiesCompared, CorruptionSuspected, Record, WorldFormed, of_kind
 from elastic.report_schema import Corruption, Verdict
 
 MAX_CORRUPTIONS = 8
@@ -19,11 +19,13 @@ class CopyAudit:
     audits: int
     disagreements: int
     corruptions: tuple[Corruption, ...]
+    unhealed: int = 0
+    """Findings that no later world went back behind: what was computed since may carry them on."""
 
     @property
     def verdict(self) -> Verdict:
-        """Whether all copies that were compared agree; unknown when none were."""
-        if self.disagreements:
+        """Whether all copies compared agree, of what was not given up since; unknown without any."""
+        if self.unhealed:
             return "broken"
         return "held" if self.compared + self.audits else "unknown"
 
@@ -58,4 +60,19 @@ def audit_copies(records: Sequence[Record]) -> CopyAudit:
         audits=sum(record.num_captures for record in told if record.is_audit),
         disagreements=len(findings),
         corruptions=tuple(ordered[:MAX_CORRUPTIONS]),
+        unhealed=_num_unhealed(records),
     )
+
+
+def _num_unhealed(records: Sequence[Record]) -> int:
+    """Findings in worlds after which none was restored from a step at which copies still agreed."""
+    first: dict[int, int] = {}
+    open_findings: list[CorruptionSuspected] = []
+    for record in records:
+        if isinstance(record, CorruptionSuspected):
+            open_findings.append(record)
+            first[record.generation] = min(record.step, first.get(record.generation, record.step))
+        elif isinstance(record, WorldFormed) and record.mode != "rehearsal":
+            step = -1 if record.restored_step is None else record.restored_step
+            open_findings = [found for found in open_findings if step >= first[found.generation]]
+    return len(open_findings)

@@ -54,7 +54,7 @@ def _fault_unix_s(records: Sequence[Record], loss: LossDetected) -> float:
         record.unix_s
         for record in records
         if isinstance(record, FaultInjected)
-        and record.slice_index == loss.slice_index
+        and (record.slice_index == loss.slice_index or ":service@" in record.detail)
         and record.unix_s <= loss.unix_s
     ]
     earlier = [

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from elastic.records import (
+    CoordinatorStarted,
     CopiesCompared,
     CorruptionSuspected,
     FaultInjected,
+    FaultMissed,
     LossDetected,
     MessageRefused,
     PersistFailed,
@@ -17,18 +19,23 @@ from elastic.records import (
     RestoreChecked,
     RunEnded,
     RunStarted,
+    ServiceStarted,
+    ShadowCompiled,
     SliceQuarantined,
     SnapshotPersisted,
     SnapshotRejected,
     SnapshotsVerified,
     StateRestored,
     StepCommitted,
+    StragglerOver,
+    StragglerSeen,
     SuspectBox,
     WorkerEvent,
     WorldFormed,
 )
-from elastic.report_schema import Corruption, Recovery, Report
+from elastic.report_schema import Corruption, Recovery, Report, Takeover
 from reshard.boxes import format_box
+from reshard.sizes import format_bytes
 
 _TIER_WORDS = {
     "device": "the devices themselves",
@@ -41,16 +48,6 @@ _MODE_WORDS = {
     "respawn": "went on in new processes",
     "scale-up": "go on together",
 }
-
-
-def format_bytes(num_bytes: int) -> str:
-    """A size for people: `13.4 MB` (decimal units)."""
-    size = float(num_bytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(size) < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
 
 
 def format_seconds(seconds: float | None) -> str:
@@ -155,12 +152,20 @@ def _describe_run(record: Record) -> str:
     match record:
         case RunStarted():
             hosts = f" of {record.hosts_per_slice} hosts" if record.hosts_per_slice > 1 else ""
-            asked = f"{record.slices} slices{hosts}, {record.replicas} replicas, {record.adapter}"
+            spares = f" and {record.spares} spare" if record.spares else ""
+            asked = f"{record.slices} slices{hosts}{spares}, {record.replicas} replicas, {record.adapter}"
             return f"run {record.run_id} started: {asked}"
+        case CoordinatorStarted():
+            return describe_takeover(record) if record.phase else "the coordinator started"
         case FaultInjected(slice_index=None):
             return f"fault injected: {record.fault} {record.detail}".rstrip()
         case FaultInjected():
             return f"fault injected: {record.fault} on {name_host(record)} {record.detail}".rstrip()
+        case FaultMissed():
+            return f"fault {record.detail} was not injected: {record.why}"
+        case ServiceStarted():
+            pid = f", pid {record.pid}" if record.pid else ""
+            return f"runtime service of generation {record.generation} serves{pid} {record.address}".rstrip()
         case LossDetected():
             return f"{name_host(record)} lost: {record.cause} (noticed by {record.detector})"
         case PhaseEntered():
@@ -175,6 +180,14 @@ def _describe_run(record: Record) -> str:
             return f"run {record.outcome} at step {record.final_step}: {record.error}"
         case SliceQuarantined():
             return describe_quarantine(record)
+        case ShadowCompiled():
+            how = f"programs for {record.num_slices} slice{'s' * (record.num_slices != 1)}: {record.outcome}"
+            took = f"{how} in the background after {format_seconds(record.took_s)}"
+            return f"{took}: {record.detail}" if record.detail else took
+        case StragglerSeen():
+            return describe_straggler(record)
+        case StragglerOver():
+            return f"{name_host(record)} is no longer slow ({record.where})"
         case WorkerEvent():
             pid = f", pid {record.pid}" if record.pid else ""
             return f"{name_host(record)} worker {record.state}{pid} {record.detail}".rstrip()
@@ -228,10 +241,14 @@ def describe_quarantine(record: SliceQuarantined) -> str:
 
 
 def describe_kept_out(report: Report) -> list[str]:
-    """A line for each slice that was put in quarantine and for the callers refused; none where there were
-    none.
+    """A line for a loss that was no number, each coordinator that took over, each slice that was put in
+    quarantine or was slow, the callers refused, and each fault that was asked for and did not happen; none
+    where there were none.
     """
-    said = [describe_quarantine(record) for record in report.quarantines]
+    said = _describe_loss(report)
+    said += [describe_takeover(one, one.away_s) for one in report.takeovers]
+    said += [describe_quarantine(record) for record in report.quarantines]
+    said += [describe_straggler(record) for record in report.stragglers]
     refused = ", ".join(
         f"{num:,} at {surface} ({cause})"
         for surface, counts in report.refused.items()
@@ -239,7 +256,38 @@ def describe_kept_out(report: Report) -> list[str]:
     )
     if refused:
         said.append(f"refused: {refused}")
+    said += [f"fault {missed.detail} was not injected: {missed.why}" for missed in report.faults_missed]
     return [f"{line[0].upper()}{line[1:]}" for line in said]
+
+
+def describe_takeover(found: CoordinatorStarted | Takeover, away_s: float | None = None) -> str:
+    """Which coordinator took over in which phase, and what became of the training."""
+    after = "" if away_s is None else f" after {format_seconds(away_s)} without one"
+    if found.goes_on:
+        how = "training went on as it was"
+    elif found.phase in ("WAITING", "COMPLETED", "FAILED"):
+        how = "nothing had to be done anew"
+    else:
+        how = "a new generation began"
+    return f"another coordinator (epoch {found.epoch}) took over in {found.phase}{after}: {how}"
+
+
+def describe_straggler(record: StragglerSeen) -> str:
+    """Who is slower than the others, in what and by how much, in a sentence."""
+    what = "its input takes" if record.where == "input" else "a program on its devices takes"
+    return (
+        f"{name_host(record)} is slow (seen at step {record.step}): {what} "
+        f"{format_seconds(record.own_s)}, the others' {format_seconds(record.others_s)} (× {record.factor:g})"
+    )
+
+
+def _describe_loss(report: Report) -> list[str]:
+    first, num = report.steps.first_nonfinite_loss, report.steps.nonfinite_losses
+    if first is None:
+        return []
+    if report.steps.is_loss_finite_again:
+        return [f"loss was not finite at {num:,} step{'s' * (num > 1)}, the first of them step {first}"]
+    return [f"loss is not finite since step {first}"]
 
 
 def describe_corruption(record: CorruptionSuspected) -> str:

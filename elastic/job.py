@@ -28,15 +28,24 @@ TOKEN_MODE = 0o600
 LOCK_FILE = ".lock"
 HISTORY_FILE = "events.jsonl"
 COORDINATOR_FILE = "coordinator.json"
+ARBITER_DIRECTORY = "arbiter"
+LOG_DIRECTORY = "coordinator-log"
+"""What a coordinator keeps for the one after it."""
 
 WORKER_HEARTBEAT_S = 1.0
 """How often a worker's link tells its agent that the process lives."""
+
+WORKER_SILENT_S = 20.0
 
 ENV_DIRECTORY = "ELASTIC_DIR"
 ENV_SLICE = "ELASTIC_SLICE"
 ENV_HOST = "ELASTIC_HOST"
 """The index of a worker's slice, and of its host in it."""
 ENV_LEASH_FD = "ELASTIC_LEASH_FD"
+ENV_STANDBY = "ELASTIC_STANDBY"
+"""Set for a process that waits at its session until it gets its turn; its value is the role it then takes."""
+ROLE_WARM = "warm"
+ROLE_SHADOW = "shadow"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +90,13 @@ class JobSpec:
     target_steps: int | None = None
     shm_root: Path = Path("/dev/shm")
     bind_host: str = "127.0.0.1"
+    """Where the coordinator and the runtime service listen."""
+    host_prefix: tuple[str, ...] = ()
+    """What goes before an agent's command, to run it on its own host; `{slice}` is the slice's index,
+    `{host}` the host's in it.
+    """
+    agent_bind_host: str = ""
+    """Where a slice's agent and worker listen; `{slice}` and `{host}` as above. Empty: as `bind_host`."""
     tls: TlsFiles | None = None
     """Certificates for all connections of the job, at the same paths on every host; None: no TLS."""
     persist: PersistSpec | None = None
@@ -88,6 +104,8 @@ class JobSpec:
     """How often the state is captured."""
     copy_threads: int | None = None
     """Threads that a worker copies snapshots with; None: as many as the machine's processors allow."""
+    warm: bool = True
+    """Whether each agent keeps a process ready for its worker's place."""
     heartbeat_s: float = 0.2
     agent_dead_s: float = 0.8
     """Silence after which an agent counts as away. With one heartbeat more it is within 1 s; the longest gap
@@ -96,10 +114,16 @@ class JobSpec:
     """How long an agent's deciding thread may be busy with one thing before its heartbeat stops."""
     worker_stopped_s: float = 0.3
     """How long a worker may be stopped (SIGSTOP) before it is ended."""
-    worker_silent_s: float = 20.0
+    worker_silent_s: float = WORKER_SILENT_S
     """How long a worker that is not stopped may send no heartbeat before it is ended."""
     lease_s: float = 30.0
-    """How long a worker goes on without an agent."""
+    """How long a worker goes on without an agent, and an agent's worker without a coordinator."""
+    coordinator_lease_s: float = 3.0
+    """How long a coordinator may command without having renewed its right to (`elastic.mandate`), and so how
+    long another waits before it takes over from one that hangs."""
+    arbiter: Path | None = None
+    """The directory of the arbiter's records; None: in the run's own. All machines on which a coordinator of
+    the job may run must see it."""
 
     def __post_init__(self) -> None:
         timing = self.config.timing
@@ -116,12 +140,20 @@ class JobSpec:
             lease_s=self.lease_s,
         )
         check_order(agent_dead_s=self.agent_dead_s, agent_stuck_s=self.agent_stuck_s)
+        check_order(
+            heartbeat_s=self.heartbeat_s, coordinator_lease_s=self.coordinator_lease_s, lease_s=self.lease_s
+        )
         if self.lease_s > timing.lease_s:
             raise UsageError(
                 f"two worlds could train: workers go on alone for lease_s ({self.lease_s:g} s), the machine"
                 f" waits for {timing.lease_s:g} s",
                 remedy="Give Timing.lease_s at least the job's.",
             )
+
+    @property
+    def arbiter_directory(self) -> Path:
+        """Where the arbiter's records are."""
+        return self.arbiter or self.directory / ARBITER_DIRECTORY
 
     @property
     def persist_root(self) -> Path | None:
@@ -131,6 +163,18 @@ class JobSpec:
     def host_directory(self, member: int) -> Path:
         """The snapshot memory of a host."""
         return job_directory(self.shm_root, self.job_id) / str(self.config.host(member))
+
+    def on_host(self, member: int) -> tuple[str, ...]:
+        """What goes before the command of this host's agent."""
+        return tuple(self._of_host(word, member) for word in self.host_prefix)
+
+    def bind_host_of(self, member: int) -> str:
+        """The address on which this host's agent and worker listen."""
+        return self._of_host(self.agent_bind_host or self.bind_host, member)
+
+    def _of_host(self, text: str, member: int) -> str:
+        host = self.config.host(member)
+        return text.replace("{slice}", str(host.slice_index)).replace("{host}", str(host.host_index))
 
     def socket_path(self, member: int) -> Path:
         """The unix socket between a host's agent and its worker, in the host's directory of the arena."""

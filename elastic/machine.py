@@ -3,14 +3,23 @@
 Each event first becomes a fact about a member (`elastic.facts`), in whatever phase; then the table says what
 the phase does about it. A loss in any phase starts the next generation from what survives. The
 `elastic.moves_*` modules hold what the machine does; they import each other one way: `restore` → `run` →
-`hang`, `suspect` → `fence` → `decide` → `end` → `audit`.
+`hang`, `suspect`, `corrupt` → `fence` → `decide` → `end` → `audit`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from elastic import facts, moves_audit, moves_end, moves_fence, moves_restore, moves_run, moves_suspect
+from elastic import (
+    facts,
+    moves_audit,
+    moves_corrupt,
+    moves_end,
+    moves_fence,
+    moves_restore,
+    moves_run,
+    moves_suspect,
+)
 from elastic.events import (
     AgentAttached,
     AgentLost,
@@ -28,6 +37,7 @@ from elastic.events import (
     Phase,
     PreemptionNotice,
     Rebuilt,
+    ServiceLost,
     ServiceReady,
     SharePersisted,
     StacksTaken,
@@ -39,6 +49,8 @@ from elastic.events import (
     WorkerLost,
     WorkerReady,
 )
+from elastic.join_events import HostPrepared
+from elastic.shadow_events import ShadowServiceReady, ShadowTold
 from elastic.state import JobState
 from elastic.turn import Clock, Turn
 
@@ -54,6 +66,15 @@ def advance(turn: Turn, event: Event) -> None:
     _ADVANCE[turn.state.phase](turn)
 
 
+def count_death(turn: Turn, event: Event) -> None:
+    """A worker is gone: a loss, unless workers are killed at this step whatever is tried."""
+    config = turn.state.config
+    if stop := turn.state.deaths.verdict(config.max_deaths_at_step, config.hosts_per_slice):
+        moves_end.fail(turn, stop)
+    else:
+        advance(turn, event)
+
+
 def suspect(turn: Turn, event: Event) -> None:
     """A step failed; a loss should explain it soon."""
     assert isinstance(event, StepFailed)
@@ -67,14 +88,26 @@ def hear_probe(turn: Turn, event: Event) -> None:
 
 
 def count_commit(turn: Turn, event: Event) -> None:
-    """A step is done: whatever the phase waits for, and what its capture's checksums say."""
-    moves_audit.order_audit(turn)
-    advance(turn, event)
+    """A step is done: what its capture's checksums say, and whatever the phase waits for."""
+    if not moves_corrupt.throw_out(turn):
+        moves_audit.order_audit(turn)
+        advance(turn, event)
 
 
 def order_audit(turn: Turn, event: Event) -> None:
-    """Have everything on the devices compared, if copies disagreed."""
-    moves_audit.order_audit(turn)
+    """Throw out who has a wrong copy; have everything on the devices compared, if copies only disagreed."""
+    if not moves_corrupt.throw_out(turn):
+        moves_audit.order_audit(turn)
+
+
+def leave_service(turn: Turn, event: Event) -> None:
+    """The world has no runtime service any more: a new generation, of the same slices."""
+    assert isinstance(event, ServiceLost)
+    why = f"the runtime service of generation {event.generation} {event.cause}"
+    if turn.state.phase in (Phase.RUNNING, Phase.SUSPECT):
+        moves_fence.fence(turn, why)
+    else:
+        moves_restore.try_again(turn, why)
 
 
 def fail(turn: Turn, event: Event) -> None:
@@ -116,7 +149,11 @@ EVENTS: tuple[type[Event], ...] = (
     SharePersisted,
     Persisted,
     ServiceReady,
+    ServiceLost,
     PersistedFound,
+    ShadowTold,
+    ShadowServiceReady,
+    HostPrepared,
     StopRequested,
     Tick,
 )
@@ -125,7 +162,7 @@ _ALWAYS: dict[type[Event], Reaction] = {
     AgentAttached: advance,
     AgentLost: advance,
     WorkerReady: advance,
-    WorkerLost: advance,
+    WorkerLost: count_death,
     StepFailed: ignore,
     StacksTaken: ignore,
     WorkerFailed: fail,
@@ -142,10 +179,15 @@ _ALWAYS: dict[type[Event], Reaction] = {
     SharePersisted: ignore,
     Persisted: ignore,
     ServiceReady: ignore,
+    ServiceLost: ignore,
     PersistedFound: ignore,
+    ShadowTold: ignore,
+    ShadowServiceReady: ignore,
+    HostPrepared: ignore,
     StopRequested: fail,
     Tick: advance,
 }
+_WITH_SERVICE: dict[type[Event], Reaction] = {ServiceReady: advance, ServiceLost: leave_service}
 _NOTHING: dict[type[Event], Reaction] = dict.fromkeys(EVENTS, ignore)
 _ENDED = _NOTHING | {AgentAttached: release}
 
@@ -154,6 +196,7 @@ TABLE: dict[Phase, dict[type[Event], Reaction]] = {
     Phase.RUNNING: _ALWAYS
     | {
         StepFailed: suspect,
+        ServiceLost: leave_service,
         StacksTaken: advance,
         PreemptionNotice: advance,
         Committed: count_commit,
@@ -163,21 +206,23 @@ TABLE: dict[Phase, dict[type[Event], Reaction]] = {
         DigestDone: advance,
         SharePersisted: advance,
         Persisted: advance,
+        HostPrepared: advance,
     },
-    Phase.SUSPECT: _ALWAYS | {StepFailed: hear_probe},
+    Phase.SUSPECT: _ALWAYS | {StepFailed: hear_probe, ServiceLost: leave_service},
     Phase.FENCING: _ALWAYS | {Fenced: advance},
-    Phase.PLANNING: _ALWAYS | {ServiceReady: advance},
-    Phase.RESTORING: _ALWAYS | {Staged: advance, ServiceReady: advance},
+    Phase.PLANNING: _ALWAYS | _WITH_SERVICE,
+    Phase.RESTORING: _ALWAYS | _WITH_SERVICE | {Staged: advance},
     Phase.REBUILDING: _ALWAYS
+    | _WITH_SERVICE
     | {
         Rebuilt: advance,
-        ServiceReady: advance,
         StepFailed: suspect,
         LaidOut: moves_restore.lay_out_anew,
     },
     Phase.REPLAYING: _ALWAYS
     | {
         StepFailed: suspect,
+        ServiceLost: leave_service,
         StacksTaken: advance,
         Committed: count_commit,
         Captured: order_audit,
@@ -213,5 +258,9 @@ def step(state: JobState, event: Event, now: Clock) -> tuple[JobState, tuple[Com
     if facts.is_stale(turn, event):
         return turn.state, tuple(turn.commands)
     facts.observe(turn, event)
+    if isinstance(event, AgentAttached) and event.generation > turn.state.generation:
+        moves_fence.overtake(turn, event.generation)
+    if turn.state.reconvening and not turn.is_reconvening():
+        turn.change(reconvening=False)
     TABLE[turn.state.phase][type(event)](turn, event)
     return turn.state, tuple(turn.commands)

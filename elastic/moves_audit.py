@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elastic.copy_check import TELL_EVERY, Comparison, disagreement_record, is_known, named_by
+from elastic.copy_check import TELL_EVERY, Comparison, disagreement_record, is_known
 from elastic.events import AuditAfter, Captured, LaidOut
 from elastic.records import CopiesCompared
 from elastic.turn import Turn
@@ -64,8 +64,7 @@ def _conclude(turn: Turn, comparison: Comparison) -> None:
         if comparison.is_audit or not is_known(comparison, copies):
             turn.write(disagreement_record(comparison, copies.generation, turn.now.unix_s))
         copies = replace(
-            copies,
-            named=copies.named | named_by(comparison, copies.generation),
+            copies.found(comparison),
             audited_paths=copies.audited_paths | _audited_paths(comparison),
             wants_audit=not copies.is_audited and copies.audit_step is None,
         )

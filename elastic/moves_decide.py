@@ -14,9 +14,11 @@ from elastic.choose import (
 )
 from elastic.events import ComputeDigest, Phase, Stage, StartService, WorkerState
 from elastic.expected import expect_fresh
+from elastic.kept_runtime import choose_runtime
 from elastic.moves_end import describe_state_left, fail
 from elastic.moves_persist import stage_persisted
 from elastic.records import WorldFormed
+from elastic.seats import filled, seated, tell_changes
 from elastic.turn import Turn
 from reshard.errors import ElasticError, UsageError
 from reshard.layout import Layout
@@ -52,6 +54,7 @@ def _form_next(turn: Turn, ready: tuple[int, ...], choice: Choice | None, why: s
     try:
         if choice is None:
             target = expect_fresh(hosts, config.devices_per_host, told)
+            target = None if target is None else target.in_order(hosts)
         else:
             target, plan = plan_restore(choice, hosts, config.devices_per_host, told)
     except UsageError as error:
@@ -72,18 +75,21 @@ def _form_next(turn: Turn, ready: tuple[int, ...], choice: Choice | None, why: s
 
 
 def ready_slices(turn: Turn) -> tuple[int, ...]:
-    """The slices that can be part of a world now: of each host, the worker waits for one and the host has
-    reported.
+    """The slices that can be part of a world now, in rank order: of each host, the worker waits for one and
+    the host has reported; and it has a seat or takes one.
     """
     members = map(turn.state.member, turn.state.members_with(WorkerState.READY))
-    return turn.state.whole(member.index for member in members if member.fenced and not member.leaving)
+    able = turn.state.whole(member.index for member in members if member.fenced and not member.leaving)
+    return seated(turn.state.seats, able)
 
 
 def choose(turn: Turn) -> tuple[Choice | None, str]:
     """The snapshot to go back to. What rehearsals left in memory does not count."""
     if not turn.state.started:
         return None, "the first world begins with a fresh state"
-    return choose_restore(turn.state.held(), dict(turn.state.restored_steps), turn.state.copies.named)
+    copies = turn.state.copies
+    since = None if turn.state.config.on_corruption == "warn" else copies.differed_since
+    return choose_restore(turn.state.held(), dict(turn.state.restored_steps), copies.named, since)
 
 
 def _may_memory_come_back(turn: Turn) -> bool:
@@ -176,8 +182,18 @@ def _form(
     state = turn.state
     before = set(state.world_slices) if state.started else set()
     idle = tuple(index for index in ready_slices(turn) if index not in slices)
+    seats = filled(state.seats, {*slices, *idle})
+    changes = tell_changes(state.seats, seats)
+    if choose_runtime(turn, slices, mode, choice):
+        turn.send(
+            StartService(
+                generation=state.generation, num_processes=len(slices) * state.config.hosts_per_slice
+            )
+        )
+    else:
+        why = f"{why}; in the runtime of generation {turn.state.runtime_generation}"
     _set_world(turn, slices, choice, is_real=mode != "rehearsal")
-    turn.change(idle=idle)
+    turn.change(idle=idle, seats=seats)
     turn.write(
         WorldFormed(
             unix_s=turn.now.unix_s,
@@ -190,10 +206,9 @@ def _form(
             joined=tuple(sorted(set(slices) - before)) if before else (),
             bytes_moved=plan.bytes_moved if plan else 0,
             bytes_lower_bound=plan.bytes_lower_bound if plan else 0,
-            explanation=why,
+            explanation=f"{why}; {changes}" if changes else why,
         )
     )
-    turn.send(StartService(generation=state.generation, num_processes=len(turn.state.world)))
 
 
 def _set_world(turn: Turn, slices: tuple[int, ...], choice: Choice | None, *, is_real: bool) -> None:
@@ -214,6 +229,7 @@ def _set_world(turn: Turn, slices: tuple[int, ...], choice: Choice | None, *, is
         waiting_until_s=None,
         uncovered="",
         memory_given_up=False,
+        reconvening=False,
     )
 
 

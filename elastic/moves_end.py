@@ -5,6 +5,7 @@ from __future__ import annotations
 from elastic.choose import choose_persisted, choose_restore
 from elastic.events import Phase, Shutdown
 from elastic.moves_audit import tell_comparisons
+from elastic.moves_shadow import give_up
 from elastic.records import RunEnded
 from elastic.turn import Turn
 
@@ -62,6 +63,7 @@ def _end(
     turn: Turn, outcome: str, error: str, exit_status: int = 0, restorable_step: int | None = None
 ) -> None:
     tell_comparisons(turn)
+    give_up(turn)
     state = turn.state
     turn.write(
         RunEnded(

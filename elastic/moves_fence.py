@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from elastic.events import EndWorker, Fence, Phase, WorkerState
+from elastic.kept_runtime import note_fence
 from elastic.moves_audit import tell_comparisons
 from elastic.moves_decide import choose, decide, ready_slices
 from elastic.moves_persist import leave_world
+from elastic.moves_shadow import give_up
 from elastic.state import Config, Member
 from elastic.turn import Turn
 
@@ -16,13 +18,14 @@ STUCK = "did not leave the broken world in time"
 
 def shrink(turn: Turn, lost: tuple[int, ...]) -> None:
     """Members are lost: start the next generation without their slices."""
-    fence(turn, f"lost: {name_members(turn.state.config, lost)}")
+    fence(turn, f"lost: {name_members(turn.state.config, lost)}", is_loss=True)
 
 
-def fence(turn: Turn, why: str) -> None:
+def fence(turn: Turn, why: str, *, is_loss: bool = False) -> None:
     """Raise the generation and get everybody out of every older world."""
     leave_world(turn, "the world changed while its hosts wrote it")
     tell_comparisons(turn)
+    give_up(turn)
     state = turn.state
     generation = state.generation + 1
     leaving = [member.index for member in state.members if member.leaving]
@@ -43,16 +46,24 @@ def fence(turn: Turn, why: str) -> None:
         finish_by_s=None,
         overtime=False,
     )
+    keeps = note_fence(turn, is_loss=is_loss)
     turn.enter(Phase.FENCING, why, within_s=state.config.timing.unwind_s)
     for member in turn.state.members:
         index = member.index
         if member.attached:
-            turn.send(Fence(member=index, generation=generation, leave_out=index in leaving))
+            leave_out = index in leaving
+            turn.send(Fence(member=index, generation=generation, leave_out=leave_out, keep_runtime=keeps))
     for index in leaving:
         turn.plan_restart(index)
         for other in state.config.members_of(state.config.slice_of(index)):
             turn.update(other, joined_s=None)
     advance_fencing(turn)
+
+
+def overtake(turn: Turn, generation: int) -> None:
+    """A host has heard of a later generation than this job knows of: begin one that is later still."""
+    turn.change(generation=generation)
+    fence(turn, f"a host was in generation {generation} already")
 
 
 def advance_fencing(turn: Turn) -> None:

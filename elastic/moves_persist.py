@@ -47,6 +47,8 @@ def observe_share(turn: Turn, event: SharePersisted) -> None:
         write_failure(turn, event.step, event.member, event.error)
         _settle(turn, event.generation, event.step, failed=True)
         return
+    if event.member not in under_way.missing:
+        return  # told again
     finisher = turn.state.world[0]
     others = tuple(one for one in turn.state.persisting if one is not under_way)
     missing = under_way.missing - {event.member}
@@ -66,6 +68,8 @@ def observe_share(turn: Turn, event: SharePersisted) -> None:
 def observe_persisted(turn: Turn, event: Persisted) -> None:
     """The snapshot is there for good (or not): it is a source from now on."""
     under_way = _under_way(turn, event)
+    if under_way is None and _is_known(turn, event):
+        return  # told again
     turn.change(uncovered="")
     if event.snapshot is None:
         write_failure(turn, event.step, event.member, event.error)
@@ -82,6 +86,13 @@ def observe_persisted(turn: Turn, event: Persisted) -> None:
             )
         )
     _settle(turn, event.generation, event.step, failed=event.snapshot is None)
+
+
+def _is_known(turn: Turn, event: Persisted) -> bool:
+    if event.snapshot is None:
+        return event.step <= turn.state.persist_failed_step
+    found = (event.snapshot.generation, event.step)
+    return found in {(one.generation, one.step) for one in turn.state.persisted}
 
 
 def _under_way(turn: Turn, event: SharePersisted | Persisted) -> Persisting | None:
@@ -102,18 +113,22 @@ def abandon(turn: Turn, why: str) -> None:
             _give_up(turn, under_way, why)
 
 
-def lose_shares(turn: Turn, index: int) -> None:
-    """An agent was started again: what it was writing is gone, and what it was told meanwhile."""
+def lose_shares(turn: Turn, member: int) -> None:
+    """An agent was started again: what it was writing is gone."""
     for under_way in turn.state.persisting:
-        is_finisher = not under_way.missing and index == under_way.finisher
-        if index in under_way.missing or is_finisher:
-            who = turn.state.config.name(index)
+        is_finisher = not under_way.missing and member == under_way.finisher
+        if member in under_way.missing or is_finisher:
+            who = turn.state.config.name(member)
             _give_up(turn, under_way, f"the agent of {who} was started again while it wrote")
+
+
+def repeat_settled(turn: Turn, member: int) -> None:
+    """An agent has attached: it may not have heard that a step is settled."""
     state = turn.state
     if state.persist_settled_step >= 0:
         turn.send(
             PersistSettled(
-                member=index,
+                member=member,
                 generation=state.generation,
                 step=state.persist_settled_step,
                 failed=False,

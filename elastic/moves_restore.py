@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from elastic.choose import choose_restore
 from elastic.events import Assign, Event, LaidOut, Phase, WorkerState, WorldSpec
+from elastic.kept_runtime import note_up
 from elastic.moves_decide import digest
 from elastic.moves_end import fail
 from elastic.moves_fence import fence, shrink
 from elastic.moves_hang import look_for_hang
 from elastic.moves_persist import refuse
 from elastic.moves_run import finish
+from elastic.moves_shadow import note_compiled
+from elastic.seats import logical
 from elastic.turn import Turn
 from reshard.batch_sizes import begin_world, worlds_since
 
@@ -34,14 +37,15 @@ def _assign_when_staged(turn: Turn, *, staged: bool) -> None:
     elif turn.stage_error:
         if state.choice is not None and state.choice.is_persisted:
             refuse(turn, state.choice.step, turn.stage_error)
-        _retry(turn, turn.stage_error)
-    elif staged and state.service_generation == state.generation:
+        try_again(turn, turn.stage_error)
+    elif staged and state.service_generation == state.runtime_generation:
         assign(turn)
     elif turn.is_late():
-        _retry(turn, "the runtime service did not come up" if staged else "fetching took too long")
+        try_again(turn, "the runtime service did not come up" if staged else "fetching took too long")
 
 
-def _retry(turn: Turn, why: str) -> None:
+def try_again(turn: Turn, why: str) -> None:
+    """This world does not come about: another one, a few times."""
     turn.change(stage_failures=turn.state.stage_failures + 1)
     if turn.state.stage_failures > MAX_RETRIES:
         fail(turn, f"the restore failed {turn.state.stage_failures} times in a row: {why}")
@@ -66,7 +70,10 @@ def assign(turn: Turn) -> None:
         restored_steps = (*state.restored_steps, (state.generation, restored_step))
         turn.change(restored_steps=restored_steps, new_steps=new_steps)
     copies = state.choice.left_out if state.choice else ()
+    slices = state.world_slices
+    seats = logical(state.seats, slices)
     left_out = tuple((copy.host, copy.path, copy.box) for copy in copies)
+    is_new_runtime = state.runtime_generation == state.generation
     for rank, index in enumerate(state.world):
         turn.update(index, worker=WorkerState.IN_WORLD, done=False, fresh=False)
         turn.send(
@@ -75,9 +82,10 @@ def assign(turn: Turn) -> None:
                 world=WorldSpec(
                     generation=state.generation,
                     rank=rank,
-                    slices=state.world_slices,
+                    slices=slices,
                     hosts_per_slice=state.config.hosts_per_slice,
                     service_address=state.service_address,
+                    seats=() if seats == slices else seats,
                     restore_step=state.choice.step if state.choice else None,
                     restore_generation=state.choice.generation if state.choice else None,
                     restore_position=state.choice.position if state.choice else 0,
@@ -89,6 +97,7 @@ def assign(turn: Turn) -> None:
                     audit_every=state.config.audit_every,
                     new_steps=worlds_since(new_steps, restored_step + 1),
                     count_writes=state.config.count_writes,
+                    runtime_generation=0 if is_new_runtime else state.runtime_generation,
                 ),
             )
         )
@@ -99,7 +108,7 @@ def lay_out_anew(turn: Turn, event: Event) -> None:
     assert isinstance(event, LaidOut)
     if event.lacking:
         who = turn.state.config.name(event.member)
-        _retry(turn, f"{who} asks for another layout than was planned: {event.lacking}")
+        try_again(turn, f"{who} asks for another layout than was planned: {event.lacking}")
 
 
 def advance_rebuilding(turn: Turn) -> None:
@@ -109,6 +118,7 @@ def advance_rebuilding(turn: Turn) -> None:
         return
     late = tuple(index for index in turn.state.world if not turn.state.member(index).done)
     if not late:
+        note_up(turn)
         turn.enter(Phase.REPLAYING)
         _check_restored(turn)
         advance_replaying(turn)
@@ -138,12 +148,14 @@ def advance_replaying(turn: Turn) -> None:
     elif state.rehearsing:
         if all(state.member(index).left for index in state.world):
             turn.change(rehearsals_left=state.rehearsals_left - 1)
+            note_compiled(turn, len(state.world_slices))
             fence(turn, "the rehearsal is over")
     elif state.all_finished():
         turn.enter(Phase.RUNNING)
         finish(turn)
     elif state.newest_committed > state.newest_before:
         turn.change(stage_failures=0)
+        note_compiled(turn, len(state.world_slices))
         turn.enter(Phase.RUNNING)
     else:
         look_for_hang(turn)

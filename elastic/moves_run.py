@@ -9,6 +9,9 @@ from elastic.moves_end import complete, describe_state_left, fail
 from elastic.moves_fence import fence, name_members, name_slices, shrink
 from elastic.moves_hang import look_for_hang
 from elastic.moves_persist import give_up_late
+from elastic.moves_prepare import is_prepared, prepare_outsiders
+from elastic.moves_shadow import look
+from elastic.seats import seated
 from elastic.turn import Turn
 
 STEPS_TO_BOUNDARY = 2
@@ -22,7 +25,7 @@ def advance_waiting(turn: Turn) -> None:
     """Go on as soon as everybody expected is there; at the bound, with whoever suffices."""
     turn.start_due(at_once=True)
     state = turn.state
-    ready = state.whole(state.members_with(WorkerState.READY))
+    ready = seated(state.seats, state.whole(state.members_with(WorkerState.READY)))
     if state.uncovered:
         if turn.is_late() and choose_persisted(state.persisted, dict(state.restored_steps)) is not None:
             turn.change(uncovered="", memory_given_up=True)
@@ -44,9 +47,13 @@ def advance_waiting(turn: Turn) -> None:
 def _is_everybody_there(turn: Turn, num_ready: int) -> bool:
     """Whether to go on with those who are ready: all, or no more soon."""
     state = turn.state
-    if num_ready == state.config.num_slices or turn.is_late():
+    if turn.is_late():
         return True
-    if not state.started:
+    if not state.started:  # a spare is none while the slices themselves are still starting
+        return set(state.seats) <= set(state.whole(state.members_with(WorkerState.READY)))
+    if num_ready == state.config.num_slices:
+        return True
+    if turn.is_reconvening():
         return False
     if state.gather_until_s is None:
         turn.change(gather_until_s=turn.now.mono_s + state.config.timing.gather_s)
@@ -61,7 +68,7 @@ def _nobody_else_comes(turn: Turn) -> bool:
         for member in turn.state.members
         if member.attached and member.worker is WorkerState.NONE and member.starts >= config.max_starts
     }
-    return config.num_slices - len(worn_out) < config.min_slices
+    return config.num_all_slices - len(worn_out) < config.min_slices
 
 
 # ---- a world runs ------------------------------------------------------------------------------------------
@@ -88,15 +95,21 @@ def advance_running(turn: Turn) -> None:
     if state.joining:
         _advance_joining(turn)
         return
-    able = (index for index in state.members_with(WorkerState.READY) if not state.member(index).leaving)
-    # Hosts of a slice that is not whole are spares: nothing is stopped for them.
-    coming = set(state.whole(index for index in able if index not in state.world))
-    if coming <= set(state.idle):
-        coming = set()  # they were there already, and no layout takes them
+    here = state.members_with(WorkerState.READY) + state.members_with(WorkerState.IN_WORLD)
+    # Hosts of a slice that is not whole wait: nothing is stopped for them.
+    able = state.whole(index for index in here if not state.member(index).leaving)
+    coming = [index for index in seated(state.seats, able) if index not in state.world_slices]
+    if set(coming) <= set(state.idle):
+        coming = []  # they were there already, and no layout takes them
     going = [index for index in state.world if state.member(index).leaving]
+    prepare_outsiders(turn)
+    comers = [member for index in coming for member in state.config.members_of(index)]
+    if not all(is_prepared(turn, member) for member in comers):
+        coming = []  # the others train on meanwhile
     if (coming or going) and not any(state.member(index).finished for index in state.world):
         _ask_for_boundary(turn)
         return
+    look(turn)
     look_for_hang(turn)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from elastic.events import Phase, StepFailed
+from elastic.kept_runtime import refuses
 from elastic.moves_end import fail
 from elastic.moves_fence import fence, shrink
 from elastic.turn import Turn
@@ -11,6 +12,9 @@ from elastic.turn import Turn
 def suspect(turn: Turn, event: StepFailed) -> None:
     """A step failed: if somebody is known to be gone that explains it, else wait for the detectors."""
     error = f"{turn.state.config.name(event.member)}: {event.error}"
+    if refuses(turn, event):
+        fence(turn, f"the kept runtime does not serve: {error}")
+        return
     turn.change(suspect_error=error, unprobed=frozenset())
     turn.enter(Phase.SUSPECT, error, within_s=turn.state.config.timing.suspect_s)
     hear(turn, event)

@@ -9,9 +9,10 @@ from typing import TextIO
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from elastic.history_text import format_bytes, format_names, format_seconds, format_slices
+from elastic.history_text import format_names, format_seconds, format_slices
 from elastic.plan_report import Assessment, Load, Move, Outcome, Step
 from elastic.terminal import open_console, titled_table
+from reshard.sizes import format_bytes
 
 CHANGES_A_TABLE = 3
 

@@ -170,6 +170,8 @@ class Adapter(Protocol):
     simulated_faults: bool
     one_process: bool
     """Whether all slices live in one worker process (no coordinator, no agents)."""
+    # keeps_runtime: bool = False, may be left out
+    # Whether who is left after a loss can go on in the runtime it is connected with; see `kept_runtime`.
 
     def service_command(self) -> tuple[str, ...]:
         """The command of the runtime service (see `elastic.runtime_service`); empty if none is needed."""

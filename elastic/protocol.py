@@ -89,6 +89,10 @@ class WorkerCommitted:
     skipped: bool = False
     interval_steps: int = 1
     checksums: bytes = b""
+    host_s: float = 0.0
+    """What the host took for the step: its batch, and the Python of the loop."""
+    device_s: float | None = None
+    """What a tiny program took on this process's devices, when it was timed after the step before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +128,18 @@ class StepTold:
     checksums: bytes = b""
 
 
+# ---- coordinator → agent, beside commands -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitsKept:
+    """This host's commits up to `step` of `generation` are in the history: they need not be told again."""
+
+    member: int
+    generation: int
+    step: int
+
+
 # ---- agent → worker --------------------------------------------------------------------------------------
 
 
@@ -144,6 +160,11 @@ class Replicated:
 
     generation: int
     step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeTurn:
+    """The process that stands by at its session may go on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +200,7 @@ WORKER_CODEC = Codec(
         PreemptionNotice,
         Reserved,
         Replicated,
+        TakeTurn,
         EnterWorld,
         JobEnded,
         Fence,
@@ -188,5 +210,13 @@ WORKER_CODEC = Codec(
     )
 )
 CONTROL_CODEC = Codec(
-    (*get_args(AgentEvent), *get_args(AgentCommand), Heartbeat, StepTold, RefusalsTold, FaultInjected)
+    (
+        *get_args(AgentEvent),
+        *get_args(AgentCommand),
+        Heartbeat,
+        StepTold,
+        CommitsKept,
+        RefusalsTold,
+        FaultInjected,
+    )
 )

@@ -36,9 +36,25 @@ class RunStarted:
     seed: int
     target_steps: int | None
     command: tuple[str, ...] = ()
+    spares: int = 0
     epoch_samples: int | None = None
     """Samples in an epoch, where it is known before the start."""
     hosts_per_slice: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorStarted:
+    """A coordinator commands from now on; a later `epoch` has taken over from the one before it.
+
+    `generation` and `phase` are what it found ("" for the first one). `goes_on`: the world trains on.
+    """
+
+    unix_s: float
+    epoch: int
+    pid: int
+    generation: int = 0
+    phase: str = ""
+    goes_on: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +68,25 @@ class FaultInjected:
     slice_index: int | None
     detail: str = ""
     host_index: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultMissed:
+    """A fault that was asked for and did not happen (to some or all of its targets), and why not."""
+
+    unix_s: float
+    detail: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceStarted:
+    """The runtime service of a generation serves: its process, and where. `pid` is 0 where none is needed."""
+
+    unix_s: float
+    generation: int
+    pid: int
+    address: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +201,12 @@ class StepCommitted:
     skipped: bool = False
     interval_steps: int = 1
     """Steps from one capture to the next at that time, as its world had agreed."""
+    loss_is_finite: bool = True
+    """False where the loss was NaN or infinite, which JSON cannot say (`loss` is then null in the file)."""
+    host_s: float = 0.0
+    """What the slice's host took for the step itself: its batch, and the Python of the loop."""
+    device_s: float | None = None
+    """What a tiny program took on the slice's devices; None where it was not timed."""
     host_index: int = 0
 
 
@@ -216,6 +257,21 @@ class PersistFailed:
     slice_index: int | None
     reason: str
     host_index: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowCompiled:
+    """The programs of a world of so many slices were compiled beside the one that trains; or not.
+
+    `outcome` is "compiled", "failed", "skipped" (memory was short) or "given up" (the world was left).
+    """
+
+    unix_s: float
+    generation: int
+    num_slices: int
+    took_s: float
+    outcome: str
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,6 +338,36 @@ class SliceQuarantined:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StragglerSeen:
+    """A slice is slower than the others, for several windows in a row: its `input` (host) or its `device`s.
+
+    `own_s` is its median time, `others_s` the median of the others', `factor` the one over the other.
+    """
+
+    unix_s: float
+    generation: int
+    slice_index: int
+    step: int
+    where: str
+    factor: float
+    own_s: float
+    others_s: float
+    host_index: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StragglerOver:
+    """A straggler is as fast as the others again, or the world that it slowed down is over."""
+
+    unix_s: float
+    generation: int
+    slice_index: int
+    step: int
+    where: str
+    host_index: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MessageRefused:
     """A message or call with a stale generation, a wrong token or of somebody unknown was refused.
 
@@ -318,7 +404,10 @@ class RunEnded:
 
 Record = (
     RunStarted
+    | CoordinatorStarted
     | FaultInjected
+    | FaultMissed
+    | ServiceStarted
     | LossDetected
     | PhaseEntered
     | WorkerEvent
@@ -330,9 +419,12 @@ Record = (
     | SnapshotsVerified
     | SnapshotPersisted
     | PersistFailed
+    | ShadowCompiled
     | CopiesCompared
     | CorruptionSuspected
     | SliceQuarantined
+    | StragglerSeen
+    | StragglerOver
     | MessageRefused
     | RunEnded
 )
@@ -341,7 +433,10 @@ _TYPES: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
         RunStarted,
+        CoordinatorStarted,
         FaultInjected,
+        FaultMissed,
+        ServiceStarted,
         LossDetected,
         PhaseEntered,
         WorkerEvent,
@@ -353,9 +448,12 @@ _TYPES: dict[str, type[Any]] = {
         SnapshotsVerified,
         SnapshotPersisted,
         PersistFailed,
+        ShadowCompiled,
         CopiesCompared,
         CorruptionSuspected,
         SliceQuarantined,
+        StragglerSeen,
+        StragglerOver,
         MessageRefused,
         RunEnded,
     )

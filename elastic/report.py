@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -18,8 +19,10 @@ from elastic.history_lineage import Execution, Lineage, rehearsal_generations, t
 from elastic.history_phases import Span, end_of
 from elastic.history_recoveries import build_recoveries, real_worlds
 from elastic.history_samples import audit_samples
+from elastic.history_takeovers import takeovers
 from elastic.history_verdicts import judge
 from elastic.records import (
+    FaultMissed,
     MessageRefused,
     PersistFailed,
     PhaseEntered,
@@ -30,6 +33,7 @@ from elastic.records import (
     SnapshotPersisted,
     SnapshotRejected,
     SnapshotsVerified,
+    StragglerSeen,
     of_kind,
 )
 from elastic.refusals import count_refused
@@ -96,6 +100,7 @@ def build_report(records: Sequence[Record]) -> Report:
             repeated=len(lineage.doubled),
             replayed=len(lineage.replayed),
             before=0 if lineage.started_fresh else lineage.first_step or 0,
+            **_nonfinite_losses(lineage),
         ),
         samples=SampleCounts(consumed=audit.consumed, lost=audit.lost, repeated=audit.repeated),
         goodput=_goodput(records, lineage, badput),
@@ -105,7 +110,10 @@ def build_report(records: Sequence[Record]) -> Report:
         snapshots=_snapshots(records, lineage, started.replicas),
         invariants=judge(records, lineage, audit),
         quarantines=tuple(of_kind(records, SliceQuarantined)),
+        stragglers=tuple(of_kind(records, StragglerSeen)),
         refused=count_refused(of_kind(records, MessageRefused)),
+        takeovers=takeovers(records),
+        faults_missed=tuple(of_kind(records, FaultMissed)),
     )
 
 
@@ -154,6 +162,17 @@ def _final_loss(lineage: Lineage) -> float | None:
     last = list(lineage.effective.values())[-1:]
     loss = last[0].loss if last else None
     return loss if loss is not None and math.isfinite(loss) else None
+
+
+def _nonfinite_losses(lineage: Lineage) -> dict[str, Any]:
+    """Which steps of the final lineage had a loss that is no number."""
+    executions = lineage.effective.items()
+    found = [step for step, one in executions if not all(commit.loss_is_finite for commit in one.commits)]
+    return {
+        "nonfinite_losses": len(found),
+        "first_nonfinite_loss": min(found, default=None),
+        "is_loss_finite_again": bool(found) and max(found) < max(lineage.effective),
+    }
 
 
 def _training_start(records: Sequence[Record], lineage: Lineage) -> float | None:

@@ -11,11 +11,11 @@ from elastic.history_text import (
     describe,
     describe_kept_out,
     describe_suspect,
-    format_bytes,
     format_seconds,
     format_slices,
 )
 from elastic.records import (
+    CoordinatorStarted,
     CorruptionSuspected,
     FaultInjected,
     LossDetected,
@@ -25,10 +25,13 @@ from elastic.records import (
     RunStarted,
     SliceQuarantined,
     SnapshotRejected,
+    StragglerOver,
+    StragglerSeen,
     WorldFormed,
 )
 from elastic.report_charts import draw_losses, draw_timeline
 from elastic.report_schema import PHASES, Badput, PhaseTimes, Recovery, Report
+from reshard.sizes import format_bytes
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -38,12 +41,15 @@ MAX_EVENTS = 200
 
 _NOTABLE = (
     RunStarted,
+    CoordinatorStarted,
     FaultInjected,
     LossDetected,
     WorldFormed,
     SnapshotRejected,
     CorruptionSuspected,
     SliceQuarantined,
+    StragglerSeen,
+    StragglerOver,
     MessageRefused,
     RunEnded,
 )

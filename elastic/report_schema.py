@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from elastic.records import SliceQuarantined
+from elastic.records import FaultMissed, SliceQuarantined, StragglerSeen
 from reshard.boxes import Box
 
 SCHEMA = 1
@@ -52,6 +52,12 @@ class StepCounts:
     repeated: int
     replayed: int
     before: int = 0
+    nonfinite_losses: int = 0
+    """Steps whose loss was NaN or infinite; training went on."""
+    first_nonfinite_loss: int | None = None
+    """The first of them."""
+    is_loss_finite_again: bool = False
+    """Whether the last step's loss was finite all the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +181,19 @@ class Snapshots:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Takeover:
+    """A coordinator that took over: in which phase, after how long without one, and whether training went on
+    as it was.
+    """
+
+    epoch: int
+    unix_s: float
+    phase: str
+    goes_on: bool
+    away_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What a run did, lost and needed, computed from its history alone."""
 
@@ -190,8 +209,14 @@ class Report:
     invariants: dict[str, Verdict] = field(default_factory=dict)
     quarantines: tuple[SliceQuarantined, ...] = ()
     """Slices that were kept away because they were lost again and again, in order."""
+    stragglers: tuple[StragglerSeen, ...] = ()
+    """Slices that were slower than the others, each time that was found, in order."""
     refused: dict[str, dict[str, int]] = field(default_factory=dict)
     """Messages and callers that were refused, by surface and reason."""
+    takeovers: tuple[Takeover, ...] = ()
+    """Coordinators that took over from one that died or hung."""
+    faults_missed: tuple[FaultMissed, ...] = ()
+    """Faults that were asked for and did not happen, and why not."""
 
     @property
     def broken(self) -> tuple[str, ...]:

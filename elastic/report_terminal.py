@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from elastic.history_text import describe_kept_out, describe_suspect, format_bytes, format_seconds
+from elastic.history_text import describe_kept_out, describe_suspect, format_seconds
 from elastic.report_schema import PHASES, Recovery, Report
 from elastic.terminal import open_console, titled_table
+from reshard.sizes import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -14,10 +14,11 @@ from typing import Any, cast
 from elastic.adapters import find_adapter, find_injector
 from elastic.cadence import EVERY_STEP, Cadence
 from elastic.display import LiveDisplay
-from elastic.job import HISTORY_FILE, JobSpec, PersistSpec, hold_directory, new_job_id
+from elastic.history import HistoryWriter
+from elastic.job import HISTORY_FILE, WORKER_SILENT_S, JobSpec, PersistSpec, hold_directory, new_job_id
 from elastic.launcher import Launcher, Listener
 from elastic.ports import JobLauncher, OneProcessAdapter
-from elastic.records import RunEnded, read_history
+from elastic.records import Record, RunEnded, read_history
 from elastic.report import Report, build_report, write_report
 from elastic.report_html import write_html
 from elastic.report_terminal import print_report
@@ -30,6 +31,15 @@ from snapshot.shm import check_root
 from snapshot.tls import TlsFiles
 
 EXIT_INVARIANT = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostsSpec:
+    """Where things run and listen; see `JobSpec`."""
+
+    bind_host: str = "127.0.0.1"
+    prefix: tuple[str, ...] = ()
+    agent_bind_host: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +57,9 @@ class Wanted:
     persist: PersistSpec | None = None
     tls: TlsFiles | None = None
     cadence: Cadence = EVERY_STEP
+    warm: bool = True
+    hosts: HostsSpec = HostsSpec()
+    lease_s: float = 30.0
 
 
 def run_job(wanted: Wanted) -> int:
@@ -69,12 +82,15 @@ def _run_held(spec: JobSpec, faults: Sequence[Any]) -> int:
     with hold_persistent_tier(spec) as spec, LiveDisplay() as display:
         launcher = make_launcher(spec, faults)
         listeners: list[Listener] = [display]
-        if faults:
-            listeners.append(find_injector().arm(faults, launcher, spec.seed))
+        armed = find_injector().arm(faults, launcher, spec.seed) if faults else None
+        if armed is not None:
+            listeners.append(armed)
         try:
             ended = launcher.run(listeners)
         except JobFailedError as failed:
             error = failed
+        if armed is not None:
+            append_history(spec, armed.close())
     return conclude(spec, ended, error)
 
 
@@ -115,11 +131,19 @@ def make_launcher(spec: JobSpec, faults: Sequence[Any]) -> JobLauncher:
 def prepare(wanted: Wanted) -> tuple[JobSpec, Sequence[Any]]:
     """The job's description and its faults. Raises UsageError."""
     adapter = find_adapter(wanted.adapter)
+    if adapter.one_process and wanted.config.spares:
+        raise UsageError(
+            f"the {adapter.name} adapter has no spare slices",
+            remedy="Leave out --spares, or start processes.",
+        )
     faults: Sequence[Any] = ()
     if wanted.faults:
-        config = wanted.config
-        faults = find_injector().parse(wanted.faults, config.num_slices, config.hosts_per_slice)
+        num_slices, num_hosts = wanted.config.num_all_slices, wanted.config.hosts_per_slice
+        faults = find_injector().parse(wanted.faults, num_slices, num_hosts)
     check_root(wanted.shm_root)
+    keeps_runtime = wanted.config.keeps_runtime and getattr(adapter, "keeps_runtime", False)
+    precompile = wanted.config.precompile and not adapter.one_process
+    config = replace(wanted.config, keeps_runtime=keeps_runtime, precompile=precompile)
     directory = wanted.directory.absolute()
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -133,7 +157,7 @@ def prepare(wanted: Wanted) -> tuple[JobSpec, Sequence[Any]]:
         simulated_faults=adapter.simulated_faults,
         command=wanted.command,
         service_command=adapter.service_command(),
-        config=wanted.config,
+        config=config,
         seed=wanted.seed,
         target_steps=wanted.target_steps,
         shm_root=wanted.shm_root,
@@ -141,6 +165,12 @@ def prepare(wanted: Wanted) -> tuple[JobSpec, Sequence[Any]]:
         copy_threads=None if adapter.one_process else copy_threads(wanted.config.num_members),
         tls=wanted.tls,
         cadence=wanted.cadence,
+        warm=wanted.warm,
+        bind_host=wanted.hosts.bind_host,
+        host_prefix=wanted.hosts.prefix,
+        agent_bind_host=wanted.hosts.agent_bind_host,
+        lease_s=wanted.lease_s,
+        worker_silent_s=min(WORKER_SILENT_S, wanted.lease_s * 2 / 3),
     )
     environment = adapter.worker_environment(spec)
     fields = {name: getattr(spec, name) for name in spec.__dataclass_fields__}
@@ -150,6 +180,15 @@ def prepare(wanted: Wanted) -> tuple[JobSpec, Sequence[Any]]:
 def copy_threads(workers_on_machine: int) -> int:
     """How many threads each of several workers on this machine may copy with."""
     return max(1, default_num_threads() // workers_on_machine)
+
+
+def append_history(spec: JobSpec, records: Sequence[Record]) -> None:
+    """Write what the coordinator has not heard into the history of a run that is over."""
+    if records and (spec.directory / HISTORY_FILE).exists():
+        history = HistoryWriter(spec.directory / HISTORY_FILE)
+        for record in records:
+            history.write(record)
+        history.close()
 
 
 def conclude(spec: JobSpec, ended: RunEnded | None, error: ElasticError | None) -> int:
@@ -163,6 +202,8 @@ def conclude(spec: JobSpec, ended: RunEnded | None, error: ElasticError | None) 
     path = write_report(report, spec.directory)
     write_html(report, spec.directory / "report.html", records)
     print_report(report)
+    for missed in report.faults_missed:
+        print(f"elastic: fault {missed.detail} was not injected: {missed.why}", file=sys.stderr)
     print(f"report: {path} and {spec.directory / 'report.html'}; logs: {spec.directory / 'logs'}")
     return exit_status(report, ended, error)
 

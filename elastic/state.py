@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from elastic.choose import Choice
 from elastic.copy_check import CopyCheck
 from elastic.events import Phase, SnapshotSummary, WorkerState
 from elastic.members import host_of, label_of, name_of
 from elastic.quarantine import Flapping
+from elastic.repeated_deaths import Deaths
+from elastic.shadow import Shadow
 from elastic.step_watch import StepWatch
+from elastic.stragglers import StragglerRule
 from elastic.timing import Timing as Timing
 from reshard.batch_sizes import NewSteps
 from reshard.errors import UsageError
@@ -26,6 +29,8 @@ class Config:
 
     num_slices: int
     hosts_per_slice: int = 1
+    spares: int = 0
+    """Slices beyond these that wait for one of them to be lost."""
     min_slices: int = 1
     devices_per_host: int = 1
     replicas: int = 2
@@ -37,11 +42,21 @@ class Config:
     """Whether snapshots go to a persistent tier; the one of the last step does, before the job ends."""
     audit_every: int = 50
     """Captures from one audit of all copies on the devices to the next; 0: only when copies disagreed."""
+    on_corruption: Literal["throw-out", "warn"] = "throw-out"
+    """What is done about a slice whose copies of the state a majority finds wrong."""
     count_writes: bool = False
     """Whether every restore counts that each element is written exactly once (for debugging)."""
+    precompile: bool = False
+    """Whether the programs of the next smaller and larger world are compiled while a world trains."""
+    keeps_runtime: bool = False
+    """Whether who is left after a loss goes on in the runtime it is connected with, where that can be."""
+    max_deaths_at_step: int = 3
+    """How many worlds in a row may have a worker killed at the same step before the job is ended."""
     max_starts: int = 8
     """How often a slice's worker is started without a new step before the slice is left out."""
     timing: Timing = field(default_factory=Timing)
+    stragglers: StragglerRule = field(default_factory=StragglerRule)
+    """When a slice counts as slower than the others."""
     flapping: Flapping = field(default_factory=Flapping)
     """How long slices that are lost again and again are kept away."""
 
@@ -50,17 +65,26 @@ class Config:
             raise UsageError(f"slices must be at least 1, not {self.num_slices}")
         if self.hosts_per_slice < 1:
             raise UsageError(f"hosts-per-slice must be at least 1, not {self.hosts_per_slice}")
+        if self.spares < 0:
+            raise UsageError(f"spares must be 0 or more, not {self.spares}")
         if not 1 <= self.min_slices <= self.num_slices:
             raise UsageError(f"min-slices must be between 1 and {self.num_slices}, not {self.min_slices}")
         if self.replicas < 1:
             raise UsageError(f"replicas must be at least 1, not {self.replicas}")
+        if self.max_deaths_at_step < 1:
+            raise UsageError(f"max-deaths-at-step must be at least 1, not {self.max_deaths_at_step}")
         if self.audit_every < 0:
             raise UsageError(f"audit-every must be 0 or more, not {self.audit_every}")
 
     @property
     def num_members(self) -> int:
-        """The hosts of all slices."""
-        return self.num_slices * self.hosts_per_slice
+        """The hosts of all slices, of the spares too."""
+        return self.num_all_slices * self.hosts_per_slice
+
+    @property
+    def num_all_slices(self) -> int:
+        """All slices of the job, the spares too."""
+        return self.num_slices + self.spares
 
     def host(self, member: int) -> HostId:
         """The host that is this member."""
@@ -94,14 +118,21 @@ class Member:
     """When its agent was lost; None while attached, or once the slice has been counted as lost."""
     worker: WorkerState = WorkerState.NONE
     worker_pid: int = 0
+    agent_pid: int = 0
     ended_pid: int = 0
     """The process before this one, which is counted as gone: news of it changes nothing."""
     starts: int = 0
     """Starts of its worker since it last took part in a new step."""
+    hint_at_s: float | None = None
+    """When it is told that a starting worker is not there yet; None: it was, or none starts."""
     start_by_s: float | None = None
     """When a starting worker has to be ready."""
     start_at_step: int | None = None
     """The newest committed step at which a new worker may be started; None: not planned."""
+    prepare_by_s: float | None = None
+    """When its host has to have made room for a part in the world; None: it was not told to."""
+    prepared: bool = False
+    """Whether it has."""
     joined_s: float | None = None
     """When its worker got its part in a world; None since the slice was lost."""
     losses_in_row: int = 0
@@ -152,11 +183,15 @@ class JobState:
     gather_until_s: float | None = None
     uncovered: str = ""
     """Why the hosts at hand cannot restore the state; cleared when another host attaches."""
+    seats: tuple[int, ...] = ()
+    """The slice at each logical index (`elastic.seats`); those without a seat are spares."""
     world: tuple[int, ...] = ()
     idle: tuple[int, ...] = ()
     """Slices that were there when the world was formed and have no part in it: its layout takes fewer."""
     layouts: tuple[tuple[int, Layout], ...] = ()
     """How the script lays out the state on so many slices, as worlds (and rehearsals) of them have told."""
+    shadow: Shadow = field(default_factory=Shadow)
+    """Where the compiling for the next world stands."""
     rehearsing: bool = False
     rehearsals_left: int = 0
     started: bool = False
@@ -173,6 +208,12 @@ class JobState:
     choice: Choice | None = None
     copies: CopyCheck = field(default_factory=CopyCheck)
     """What is known of the copies of this world's captures on different slices."""
+    runtime_generation: int = 0
+    """The generation whose service the workers of the newest world are connected with."""
+    runtime_is_up: bool = False
+    """Whether all of the newest world are connected, and may go on so among fewer."""
+    runtime_refusals: int = 0
+    """How often the first step in a kept runtime failed."""
     service_generation: int = 0
     service_address: str = ""
     overtime: bool = False
@@ -184,6 +225,8 @@ class JobState:
     """Members whose step failed and whose devices have not been probed yet."""
     unexplained_at: int | None = None
     """The step at which a failure without a loss was last seen; a second one there ends the job."""
+    deaths: Deaths = field(default_factory=Deaths)
+    """Workers killed at one step, in worlds that came one after the other."""
     watch: StepWatch = field(default_factory=StepWatch)
     stage_failures: int = 0
     finished_step: int | None = None
@@ -205,6 +248,8 @@ class JobState:
     """The newest step that did not get into the persistent tier."""
     memory_given_up: bool = False
     """Whether hosts that are away, and may hold the state in memory, are not waited for any more."""
+    reconvening: bool = False
+    """Whether the agents of the coordinator before this one may still be on their way to it."""
     last_cause: str = ""
     """What ended a worker last, for the message of a job that cannot go on."""
     error: str = ""
@@ -277,6 +322,7 @@ def initial_state(config: Config, now_s: float) -> JobState:
         config=config,
         members=members,
         copies=CopyCheck(hosts_per_slice=config.hosts_per_slice),
+        seats=tuple(range(config.num_slices)),
         rehearsals_left=max(rehearsals, 0),
         deadline_s=now_s + config.timing.start_s,
         waiting_until_s=now_s + config.timing.start_s,

@@ -16,6 +16,8 @@ class Timing:
 
     start_s: float = 120.0
     """A worker process, from its start to its session."""
+    session_hint_s: float = 20.0
+    """After this long without a session it is told that the script has not called elastic.session() yet."""
     suspect_s: float = 4.0
     """How long a failed step may wait for the loss that explains it; longer than any detector takes."""
     probe_s: float = 20.0
@@ -27,8 +29,12 @@ class Timing:
     """The same for the first step of a world, which may have to be compiled, if it is more."""
     unwind_s: float = 2.0
     """How long a survivor may take to leave a broken world before it is ended and started again."""
+    shadow_s: float = 900.0
+    """How long the compiling of the next world's programs in the background may take."""
     stage_s: float = 120.0
     rebuild_s: float = 300.0
+    prepare_s: float = 30.0
+    """How long a slice that is to join may take to make room for snapshots before it joins all the same."""
     join_s: float = 60.0
     """How long the boundary for a join may take to be reached by all."""
     agent_grace_s: float = 4.0

@@ -22,6 +22,7 @@ from elastic.events import (
     Write,
 )
 from elastic.records import LossDetected, PhaseEntered, Record, WorkerEvent
+from elastic.shadow_events import EndShadowService, StartShadowService
 from elastic.state import JobState, Member
 
 
@@ -31,6 +32,11 @@ class Clock:
 
     mono_s: float
     unix_s: float
+
+
+def no_session(after_s: float) -> str:
+    """What is wrong with a worker that has not come to its session."""
+    return f"the script has not called elastic.session() in {after_s:.0f} s"
 
 
 class Turn:
@@ -50,7 +56,7 @@ class Turn:
         """Change fields of one member."""
         self.state = self.state.with_member(index, **changes)
 
-    def send(self, command: AgentCommand | StartService) -> None:
+    def send(self, command: AgentCommand | StartService | StartShadowService | EndShadowService) -> None:
         """Add a command for the shell to perform."""
         self.commands.append(command)
 
@@ -108,7 +114,8 @@ class Turn:
         """Tell an agent that has just attached what it may have missed."""
         state = self.state
         if state.phase is Phase.FENCING:
-            self.send(Fence(member=index, generation=state.generation))
+            keeps = state.runtime_is_up
+            self.send(Fence(member=index, generation=state.generation, keep_runtime=keeps))
         elif state.joining and state.stop_step is not None and index in state.world:
             self.send(StopAfter(member=index, generation=state.generation, step=state.stop_step))
 
@@ -139,7 +146,10 @@ class Turn:
         """Start a worker, with a bound for its start."""
         starts = self.state.member(index).starts + 1
         start_by_s = self.now.mono_s + self.state.config.timing.start_s
-        self.update(index, worker=WorkerState.STARTING, starts=starts, start_by_s=start_by_s)
+        hint_at_s = self.now.mono_s + self.state.config.timing.session_hint_s
+        self.update(
+            index, worker=WorkerState.STARTING, starts=starts, start_by_s=start_by_s, hint_at_s=hint_at_s
+        )
         self.send(StartWorker(member=index))
 
     def start_due(self, *, at_once: bool = False) -> None:
@@ -147,9 +157,8 @@ class Turn:
         for member in self.state.members:
             if not member.attached:
                 continue
-            if member.worker is WorkerState.STARTING and self.is_past(member.start_by_s):
-                quarantine.lost(self, member.index, "it did not reach its session in time")
-                self.end_worker(member.index, "did not reach its session in time")
+            if member.worker is WorkerState.STARTING:
+                self._look_at_start(member)
                 member = self.state.member(member.index)
             if member.worker is not WorkerState.NONE or not self.may_start(member):
                 continue
@@ -158,6 +167,20 @@ class Turn:
             if at_once or (is_due and not is_kept_away):
                 self.start_worker(member.index)
                 self.write_worker(member.index, "started", 0)
+
+    def _look_at_start(self, member: Member) -> None:
+        """Say where a worker hangs that does not get to its session; end it when it takes too long."""
+        index, timing = member.index, self.state.config.timing
+        if self.is_past(member.start_by_s):
+            cause = no_session(timing.start_s)
+            self.change(last_cause=f"{self.state.config.name(index)}: {cause}")
+            quarantine.lost(self, index, cause)
+            self.end_worker(index, cause)
+        elif self.is_past(member.hint_at_s):
+            self.update(index, hint_at_s=None)
+            label = self.state.config.label(index)
+            detail = f"{no_session(timing.session_hint_s)}; its output is in logs/worker-{label}.log"
+            self.write_worker(index, "overdue", member.worker_pid, detail)
 
     def may_start(self, member: Member) -> bool:
         """Whether a host without a worker is to get one, now or later."""
@@ -169,24 +192,38 @@ class Turn:
         """How long this host's agent may be away before it counts as lost, and its slice with it.
 
         Where the workers out of reach could make steps without anybody else (all of the one slice there is),
-        their lease is waited out: two groups must never both go on.
+        their lease is waited out: two groups must never both go on. So is everybody's when nobody of the
+        world can be reached: it is the coordinator that is cut off, and they train on.
         """
         timing, state = self.state.config.timing, self.state
         is_alone = member.index in state.world and len(state.world_slices) == 1
-        alone = (
+        if (
             is_alone
             and not state.rehearsing
-            and not any(state.member(index).attached for index in state.world)
-        )
-        if alone and member.worker is WorkerState.IN_WORLD:
+            and self.is_world_away()
+            and member.worker is WorkerState.IN_WORLD
+        ):
             return timing.lease_s
-        return timing.agent_grace_s if self.state.phase in (Phase.RUNNING, Phase.REPLAYING) else 0.0
+        if self.state.phase is Phase.RUNNING and self.is_world_away():
+            return timing.lease_s
+        is_patient = self.state.reconvening or self.state.phase in (Phase.RUNNING, Phase.REPLAYING)
+        return timing.agent_grace_s if is_patient else 0.0
+
+    def is_world_away(self) -> bool:
+        """Whether no host of the world can be reached."""
+        return not any(self.state.member(index).attached for index in self.state.world)
 
     def is_gone(self, member: Member) -> bool:
         """Whether a host's agent is away for longer than the phase allows."""
         if member.attached:
             return False
         return member.gone_since_s is None or self.is_past(member.gone_since_s + self.patience_s(member))
+
+    def is_reconvening(self) -> bool:
+        """Whether hosts that this coordinator's predecessor had may still come; then nothing is decided."""
+        return self.state.reconvening and any(
+            member.gone_since_s is not None and not self.is_gone(member) for member in self.state.members
+        )
 
     def lost_members(self) -> tuple[int, ...]:
         """The members of the world (forming or running) that cannot be part of it any more.

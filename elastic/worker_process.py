@@ -14,9 +14,14 @@ from pathlib import Path
 
 import msgspec
 
-from elastic.job import ENV_DIRECTORY, ENV_HOST, ENV_LEASH_FD, ENV_SLICE, JobSpec
+from elastic.events import WorkerState
+from elastic.job import ENV_DIRECTORY, ENV_HOST, ENV_LEASH_FD, ENV_SLICE, ENV_STANDBY, JobSpec
 from elastic.leash import leash_fd
+from elastic.memory_evidence import MemoryWatch
+from elastic.parent_death import dying_with_parent
 
+PID_FILE = "worker.pid"
+"""In a host's arena: which process its worker is."""
 LEASE_EXIT_STATUS = 75
 """A worker's exit status when it ended itself for want of an agent (EX_TEMPFAIL)."""
 
@@ -31,6 +36,14 @@ def start_time(pid: int) -> int:
         return -1
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped (SIGSTOP)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except (OSError, IndexError):
+        return False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerExit:
     """How a worker ended: an exit status, or minus the signal's number; None when it was not our child."""
@@ -43,12 +56,26 @@ class WorkerExit:
         """Whether something killed it (rather than the user's code ending)."""
         return self.status is None or self.status < 0 or self.status == LEASE_EXIT_STATUS
 
+    @property
+    def signal_name(self) -> str:
+        """The signal that ended it, "" if none did."""
+        return signal.Signals(-self.status).name if self.status is not None and self.status < 0 else ""
+
     def __str__(self) -> str:
         if self.status is None:
             return "the worker ended"
         if self.status < 0:
-            return f"the worker was killed by {signal.Signals(-self.status).name}"
+            return f"the worker was killed by {self.signal_name}"
         return f"the worker ended with status {self.status}"
+
+
+def describe_end(exit_: WorkerExit, state: WorkerState) -> str:
+    """How a worker's end that nothing caused from outside is told."""
+    if state is not WorkerState.STARTING:
+        return f"{exit_} in the middle of the job"
+    if exit_.status == 0:
+        return "the script ended without calling elastic.session(): is it one that trains under the engine?"
+    return f"{exit_} before its session began"
 
 
 class WorkerProcess:
@@ -63,15 +90,25 @@ class WorkerProcess:
         self._lock = threading.Lock()
         self._child = child
         self._on_exit = on_exit
+        self.memory = MemoryWatch(pid)
         threading.Thread(target=self._wait_exit, name="worker-exit", daemon=True).start()
 
     @classmethod
-    def start(cls, spec: JobSpec, member: int, on_exit: Callable[[WorkerExit], None]) -> WorkerProcess:
-        """Start the job's command as the worker of a host; its output goes to `DIR/logs/worker-N.log`."""
+    def start(
+        cls, spec: JobSpec, member: int, on_exit: Callable[[WorkerExit], None], *, role: str = ""
+    ) -> WorkerProcess:
+        """Start the job's command as the worker of a host; its output goes to `DIR/logs/worker-N.log`.
+
+        With a `role` it waits at its session until its turn comes (`elastic.agent_standby`); until then it
+        ends with the calling thread.
+        """
         environment = os.environ | spec.worker_environment
         environment[ENV_DIRECTORY] = str(spec.directory)
         host = spec.config.host(member)
         environment[ENV_SLICE], environment[ENV_HOST] = str(host.slice_index), str(host.host_index)
+        environment.pop(ENV_STANDBY, None)
+        if role:
+            environment[ENV_STANDBY] = role
         leash = leash_fd()
         if leash is not None:
             environment[ENV_LEASH_FD] = str(leash)
@@ -79,7 +116,7 @@ class WorkerProcess:
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with log_path.open("ab") as log:
             child = subprocess.Popen(
-                spec.command,
+                dying_with_parent(spec.command) if role else spec.command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -99,11 +136,7 @@ class WorkerProcess:
 
     def is_stopped(self) -> bool:
         """Whether the process is stopped (SIGSTOP): it cannot do anything until somebody continues it."""
-        try:
-            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            return False
-        return fields[0] == "T"
+        return is_stopped(self.pid)
 
     def kill(self) -> None:
         """End it now."""

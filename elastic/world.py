@@ -16,6 +16,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from elastic.cadence import Cadence
 from elastic.compile_watch import CompileWatch
 from elastic.data import BatchMaker, Dataset
+from elastic.device_pace import DevicePace
+from elastic.device_probe import own_devices
 from elastic.events import WorldSpec
 from elastic.feed import Feed
 from elastic.meshes import fitted_sharding, map_specs, mesh_of
@@ -68,9 +70,16 @@ class World:
         self._num_steps: int | None = None
         self._step_began_s = 0.0
         self._committed_s: float | None = None
+        self._input_s = 0.0
+        self._loop_cpu_s = 0.0
+        """The main thread's processor time when the batch in hand was handed out."""
+        self._device_s: float | None = None
         began_s = time.perf_counter()
         self._devices = tuple(runtime.form(spec))
         self._form_s = time.perf_counter() - began_s
+        # A process of one slice tells how fast that is; one that plays all of them has nothing to compare.
+        is_own = not spec.rehearsal and len(link.arenas()) == 1
+        self._pace = DevicePace(own_devices(self._devices) if is_own else ())
 
     @property
     def generation(self) -> int:
@@ -80,7 +89,7 @@ class World:
     @property
     def slices(self) -> tuple[int, ...]:
         """The logical indexes of the slices that are in this world, in rank order."""
-        return self._spec.slices
+        return self._spec.seats or self._spec.slices
 
     @property
     def newest_step(self) -> int:
@@ -207,7 +216,9 @@ class World:
                 return
             step = self._step + 1
             self._step_began_s = time.perf_counter()
-            yield step, feed.take(step)
+            batch = feed.take(step)
+            self._input_s, self._loop_cpu_s = time.perf_counter() - self._step_began_s, time.thread_time()
+            yield step, batch
             if self._step != step:
                 raise UsageError(
                     f"step {step} was not committed",
@@ -225,6 +236,7 @@ class World:
             raise UsageError(f"step {step} was committed twice", remedy="Commit once for every batch.")
         if self._feed is None or self._keeper is None or step != self._feed.step:
             raise UsageError(f"commit of step {step}, but the batch in hand is of step {self._step + 1}")
+        host_s = self._input_s + time.thread_time() - self._loop_cpu_s
         jax.block_until_ready((state, metrics))
         ready_s = time.perf_counter()
         self._check()
@@ -256,8 +268,12 @@ class World:
                 compile_s=compiled.compile_s,
                 cache_hits=compiled.cache_hits,
                 cache_misses=compiled.cache_misses,
+                host_s=host_s,
+                device_s=self._device_s,
             )
         )
+        self._device_s = self._pace.measure_if_due()
+        self._compiles.reset()
         self._committed_s = time.perf_counter()
 
     def _open_feed(
@@ -330,6 +346,7 @@ class World:
     def drop(self) -> None:
         """For the session: let go of the devices and of everything on them."""
         self._devices = ()
+        self._pace = DevicePace(())
         self._mesh = None
         self._keeper = None
         self._runtime.drop()

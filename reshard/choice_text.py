@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from reshard.candidates import Fallback
 from reshard.choice_figures import Candidate, Figures, Limits
+from reshard.sizes import format_bytes
 
 if TYPE_CHECKING:
     from reshard.choice import LayoutChoice
@@ -63,10 +64,11 @@ def refuse_memory(candidate: Candidate, figures: Figures, limits: Limits) -> str
         hint = ""
         if candidate.kind == "replicate" and candidate.axis_size > figures.num_slices:
             hint = f"; a mesh with an axis of its own for slices would keep the rest of {candidate.axis!r}"
-        return f"a device needs {_size(needed)} and has {_size(available)}{hint}"
+        return f"a device needs {format_bytes(needed)} and has {format_bytes(available)}{hint}"
     available = limits.host_memory_bytes
     if available is not None and figures.snapshot_bytes > available:
-        return f"snapshots need {_size(figures.snapshot_bytes)} a host, which has {_size(available)}"
+        needed_text, there = format_bytes(figures.snapshot_bytes), format_bytes(available)
+        return f"snapshots need {needed_text} a host, which has {there}"
     return ""
 
 
@@ -95,10 +97,9 @@ def _details(candidate: Candidate, horizon_steps: int) -> Iterator[str]:
         return
     for fallback in candidate.fallbacks:
         yield describe_fallback(fallback)
-    yield (
-        f"{_size(figures.device_bytes)} of state a device, {_size(figures.snapshot_bytes)} of snapshots a "
-        f"host; {_size(figures.bytes_moved)} to move, {_size(figures.host_bytes_received)} to one host"
-    )
+    state, snapshots = format_bytes(figures.device_bytes), format_bytes(figures.snapshot_bytes)
+    moved, to_one = format_bytes(figures.bytes_moved), format_bytes(figures.host_bytes_received)
+    yield f"{state} of state a device, {snapshots} of snapshots a host; {moved} to move, {to_one} to one host"
     yield (
         f"a step of {candidate.step_s:.4g} s and {candidate.move_s:.4g} s to get there: "
         f"{candidate.cost_s:.4g} s with {horizon_steps:,} steps"
@@ -107,10 +108,3 @@ def _details(candidate: Candidate, horizon_steps: int) -> Iterator[str]:
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
-
-
-def _size(num_bytes: int) -> str:
-    for unit, name in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-        if num_bytes >= unit:
-            return f"{num_bytes / unit:.3g} {name}"
-    return f"{num_bytes} bytes"

@@ -23,6 +23,7 @@ from reshard.errors import UsageError
 from reshard.fits import part_shape
 from reshard.ids import HostId
 from reshard.layout import Layout
+from reshard.sizes import format_bytes
 
 __all__ = [
     "Phase",
@@ -83,16 +84,16 @@ def predict_transfer(
     nbytes, busiest, verb = max(loads, key=lambda load: load[0], default=(0, None, ""))
     if not nbytes:
         return Phase(name="transfer", seconds=0.0, bound="nothing crosses the network")
-    load = f"{busiest} {verb} {nbytes / 1e9:.3g} GB"
+    load = f"{busiest} {verb} {format_bytes(nbytes)}"
     if rates.network_bytes_s is None:
         return Phase(name="transfer", seconds=None, bound=f"{load}; the host's network rate is not known")
     seconds = nbytes / rates.network_bytes_s + num_requests * rates.request_s
-    return Phase(name="transfer", seconds=seconds, bound=f"{load} at {rates.network_bytes_s / 1e9:.4g} GB/s")
+    return Phase(name="transfer", seconds=seconds, bound=f"{load} at {format_bytes(rates.network_bytes_s)}/s")
 
 
 def predict_restore(rates: Rates, nbytes: int) -> Phase:
     """Return the time to copy `nbytes`, the most that one device needs, from host to device memory."""
-    load = f"{nbytes / 1e9:.3g} GB to each device"
+    load = f"{format_bytes(nbytes)} to each device"
     if not nbytes:
         return Phase(name="restore", seconds=0.0, bound="the state is empty")
     if rates.copy_bytes_s is None:
@@ -100,7 +101,7 @@ def predict_restore(rates: Rates, nbytes: int) -> Phase:
     return Phase(
         name="restore",
         seconds=nbytes / rates.copy_bytes_s,
-        bound=f"{load} at {rates.copy_bytes_s / 1e9:.4g} GB/s",
+        bound=f"{load} at {format_bytes(rates.copy_bytes_s)}/s",
     )
 
 

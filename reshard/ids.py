@@ -15,7 +15,8 @@ _MOST = 2**31 - 1
 class HostId:
     """A host of the job; ordered by slice, then by index within it. `str()` is `"s1h0"`.
 
-    The slice index is logical: a spare or a returner takes the index of the slice it stands in for.
+    The slice index names a slice for the whole job. Its place among the others is another thing: a spare
+    takes the place of a lost slice and keeps its name.
     Raises `UsageError` for an index that is negative or not below 2^31.
     """
 

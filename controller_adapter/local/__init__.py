@@ -71,10 +71,10 @@ class LocalAdapter:
                 "the local adapter's virtual slices have one host each",
                 remedy="Leave out --hosts-per-slice, or use --adapter multicontroller.",
             )
-        from controller_adapter.local.faults import check_kinds
+        from controller_adapter.local.faults import check_faults
         from controller_adapter.local.launcher import LocalLauncher
 
-        check_kinds(fault.kind for fault in faults)
+        check_faults(faults)
         return LocalLauncher(spec)
 
 

@@ -34,6 +34,7 @@ from elastic.machine import step
 from elastic.persistent_reads import find_persisted
 from elastic.protocol import WorkerCommitted
 from elastic.records import FaultInjected, Record, RunStarted, WorkerEvent
+from elastic.shadow_events import EndShadowService, StartShadowService
 from elastic.state import Config, initial_state
 from elastic.telemetry import RecoveryTracer
 from elastic.turn import Clock
@@ -64,7 +65,7 @@ def local_config(config: Config) -> Config:
         join_s=3 * FOREVER_S,
         digest_s=FOREVER_S,
     )
-    return replace(config, rehearsals=0, timing=timing)
+    return replace(config, rehearsals=0, precompile=False, timing=timing)
 
 
 def run_started(spec: JobSpec) -> RunStarted:
@@ -177,7 +178,7 @@ class LocalEngine:
                 self._tracer.hear(command.record)
             elif isinstance(command, StartService):
                 self._inbox.put(ServiceReady(generation=command.generation, address=IN_PROCESS))
-            else:
+            elif not isinstance(command, StartShadowService | EndShadowService):
                 self.hosts.perform(command)
         if self.is_over():
             self._on_over()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from reshard.errors import UsageError
 
@@ -26,6 +27,32 @@ class SimulatedFault:
     slices: tuple[int, ...]
     unix_s: float
     mono_s: float
+
+
+class Asked(Protocol):
+    """A fault of the chaos tooling, as far as it is looked at here."""
+
+    @property
+    def kind(self) -> str:
+        """What happens."""
+        ...
+
+    @property
+    def target(self) -> str:
+        """To whom: `slice=1`, say, or `agent=1`."""
+        ...
+
+
+def check_faults(faults: Iterable[Asked]) -> None:
+    """Raise UsageError for a fault that means nothing in one process."""
+    faults = list(faults)
+    check_kinds(fault.kind for fault in faults)
+    for fault in faults:
+        if not fault.target.startswith("slice="):
+            raise UsageError(
+                f"the local adapter cannot simulate {fault.kind} of {fault.target}: it has no such process",
+                remedy="Strike a slice, or use --adapter multicontroller, where faults are real.",
+            )
 
 
 def check_kinds(kinds: Iterable[str]) -> None:

@@ -36,6 +36,7 @@ from elastic.events import (
     WorldSpec,
 )
 from elastic.job import JobSpec
+from elastic.join_events import HostPrepared, PrepareHost
 from reshard.errors import ElasticError, MissingShardError
 from reshard.ids import HostId
 from reshard.redundancy import BuddyCopy
@@ -231,6 +232,10 @@ class VirtualHosts:
             )
         )
 
+    def _prepare(self, host: VirtualHost, command: PrepareHost) -> None:
+        """There is one thread: what it made room for now, it would make room for at the join."""
+        self._tell(HostPrepared(member=host.slice_index))
+
     def _say_if_ready(self, host: VirtualHost) -> None:
         """A starting slice is ready at once, but not while the one thread is in a broken world."""
         if host.worker is WorkerState.STARTING and not 0 < self.inside < self.fenced_below:
@@ -250,6 +255,7 @@ _PERFORM: dict[type[Any], Callable[[VirtualHosts, VirtualHost, Any], None]] = {
     PersistSettled: VirtualHosts._persist_settled,
     ComputeDigest: VirtualHosts._digest,
     Assign: VirtualHosts._assign,
+    PrepareHost: VirtualHosts._prepare,
     ResetHost: VirtualHosts._reset,
     Shutdown: VirtualHosts._shut_down,
 }

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
 
-from elastic.leash import watch_leash
+from elastic.leash import leash_fd, watch_leash
 
 ATTEMPTS = 20
 
@@ -19,7 +20,7 @@ def _free_port(host: str) -> int:
 
 
 def main() -> None:
-    """Serve until standard input ends."""
+    """Serve until the launcher is gone; without one, or before it serves, until standard input ends."""
     watch_leash(lambda: os._exit(1))
     from controller_adapter.multicontroller.jax_private import start_service  # long: after the leash
 
@@ -37,6 +38,8 @@ def main() -> None:
                 raise
             continue  # somebody took the port between our look and our bind
         print(f"UP {address}", flush=True)
+        if leash_fd() is not None:
+            threading.Event().wait()  # a coordinator's end is not ours: another one takes over
         sys.stdin.read()
         del service
         os._exit(0)

@@ -5,7 +5,7 @@ drop them again.
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 
@@ -23,19 +23,33 @@ CONNECT_TIMEOUT_S = 60
 
 
 class MulticontrollerRuntime:
-    """See `elastic.ports.Runtime`. `unblock` is for the link's thread, all else for the main thread."""
+    """See `elastic.ports.Runtime`. Peers reach it at `bind_host`. `unblock` is for the link's thread, all
+    else for the main thread.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, bind_host: str) -> None:
         jax_private.check_version()
+        jax_private.bind_collectives(bind_host)
         jax_private.share_compile_cache()
+        jax_private.watch_traces()
         gc.collect()
         # What is imported by now stays: the collection when a world is dropped looks only at the rest.
         gc.freeze()
         self._hosts: tuple[HostId, ...] = ()
+        """The hosts whose processes are connected, in the order of their processes."""
+        self._generation = 0
+        """The generation in which they were connected (0: they are not)."""
+        self.may_keep: Callable[[], bool] = lambda: False
+        """Whether the next world may go on in the runtime of the one that is left."""
         self._gloo: GlooSockets | None = None
 
     def form(self, world: WorldSpec) -> Sequence[jax.Device]:
-        """Connect as this world's rank and make its devices, in rank order."""
+        """Connect as this world's rank and make its devices, in rank order; or, where the world goes on in a
+        runtime that is connected, those of its slices in that.
+        """
+        if world.runtime_generation:
+            return self._form_kept(world)
+        self.release()
         if jax_private.is_backend_made():
             raise UsageError(
                 "JAX was used outside `with world`: its devices exist before those of the world are made",
@@ -56,15 +70,37 @@ class MulticontrollerRuntime:
         )
         ports = frozenset(int(port) for value in told for port in value.split(",") if port)
         self._gloo = GlooSockets(own_ports, ports - own_ports)
+        self._generation = world.generation
         return devices
+
+    def _form_kept(self, world: WorldSpec) -> Sequence[jax.Device]:
+        if world.runtime_generation != self._generation:
+            raise RuntimeError(
+                f"this process is connected in generation {self._generation}, not {world.runtime_generation}"
+            )
+        left = set(world.hosts)
+        lost = dict.fromkeys(host.slice_index for host in self._hosts if host not in left)
+        jax_private.guard_kept(f"slice {', '.join(map(str, lost))}")
+        devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+        return [device for device in devices if self._hosts[int(device.process_index)] in left]
 
     def host_of(self, device: jax.Device) -> HostId:
         """The host whose process has this device."""
         return self._hosts[int(device.process_index)]
 
     def drop(self) -> None:
-        """Drop the backend with everything on it."""
+        """Drop the backend with everything on it; or keep it, where the next world may go on in it."""
+        if not (self._generation and self.may_keep()):
+            self._drop()
+
+    def release(self) -> None:
+        """Drop a backend that was kept."""
+        if self._generation:
+            self._drop()
+
+    def _drop(self) -> None:
         self._gloo = None
+        self._generation = 0
         jax_private.drop_backend()
 
     def unblock(self) -> None:
@@ -76,7 +112,8 @@ class MulticontrollerRuntime:
 
 def connect(spec: JobSpec, member: int) -> tuple[Link, Runtime]:
     """The link to this host's agent, and the runtime that it can unblock."""
-    runtime = MulticontrollerRuntime()
+    runtime = MulticontrollerRuntime(spec.bind_host_of(member))
     link = AgentLink(spec, member, runtime.unblock)
+    runtime.may_keep, link.release = link.keeps_runtime, runtime.release
     leave_on_sigterm(link.preempted)
     return link, runtime

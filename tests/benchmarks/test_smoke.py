@@ -9,8 +9,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from bench_demo_recovery import cases
 from bench_import import slowest_modules
-from bench_recovery import cases
 from demo_jobs import MARK, marked_processes
 from figures import Interval, median_interval, overheads, own_noise, percentile, spread
 from hypothesis import given
@@ -268,7 +268,7 @@ def test_marked_processes_are_found_by_their_mark_alone():
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", sorted(path.stem for path in BENCHMARKS.glob("bench_*.py")))
 def test_smoke_prints_one_json_line_and_writes_it(name, tmp_path):
-    runs_a_job = name in ("bench_recovery", "bench_steady_overhead")
+    runs_a_job = name in ("bench_recovery", "bench_demo_recovery", "bench_steady_overhead")
     out = ["--out", str(tmp_path / "job")] if runs_a_job else []
     done = subprocess.run(
         [

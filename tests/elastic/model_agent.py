@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 from model_state import PATHS, Content
 from model_worker import Snapshot
 
+from elastic.agent_said import Said
 from elastic.events import (
     AgentAttached,
     Assign,
+    Committed,
     ComputeDigest,
     DigestDone,
     EndWorker,
@@ -34,6 +36,8 @@ from elastic.events import (
     WorkerLost,
     WorkerState,
 )
+from elastic.join_events import HostPrepared, PrepareHost
+from elastic.shadow_events import EndShadow, EnterShadow, ShadowTold, StartShadow
 from reshard.holdings import Holding
 
 if TYPE_CHECKING:
@@ -50,6 +54,12 @@ class Agent:
         self.generation = 0
         self.fence_pending = False
         self.unsettled: int | None = None
+        self.said = Said()
+        self.commits: list[Committed] = []
+        self.finishing: set[tuple[int, int]] = set()
+        self.pid = self.job.next_agent_pid()
+        self.shadow = 0
+        """The shadow group that this host has a process in."""
         self._up_s = 0.0
         self._down_s = 0.0
 
@@ -69,13 +79,24 @@ class Agent:
             worker_pid=worker.pid if worker else 0,
             generation=self.generation,
             data_address=f"host:{self.index}",
+            agent_pid=self.pid,
         )
+        if self.job.is_down:
+            return
         self._send(lambda: self.job.attach(self, event))
-        for word in worker.last_words if worker else ():
-            self.tell(word)
+        words = [*self.commits, *self.said.again(self.generation)]
+        words += [word for word in (worker.last_words if worker else ()) if word not in words]
+        for word in words:
+            self._tell(word)
 
     def tell(self, event: Event) -> None:
         """Send an event, in order; the coordinator hears it unless it has given this agent up."""
+        self.said.note(event)
+        if isinstance(event, Committed):
+            self.commits.append(event)
+        self._tell(event)
+
+    def _tell(self, event: Event) -> None:
 
         def arrive() -> None:
             if self.host.attached is self:
@@ -108,6 +129,7 @@ class Agent:
     def _obey(self, command: Any) -> None:
         worker = self.host.worker
         if isinstance(command, StartWorker):
+            self.said.forget_worker()
             self.host.start_worker()
         elif isinstance(command, EndWorker):
             self._end_quietly()
@@ -120,16 +142,22 @@ class Agent:
         elif isinstance(command, StopAfter):
             if worker is not None and worker.spec and worker.spec.generation == command.generation:
                 worker.stop_after = command.step
+        elif isinstance(command, PrepareHost):
+            took_s = self.job.random.uniform(0.01, 0.3)
+            self.job.after(took_s, lambda: self.tell(HostPrepared(member=self.index)))
         elif isinstance(command, Stage):
             self.job.after(self.job.random.uniform(0.005, 0.05), lambda: self._stage(command))
         elif isinstance(command, StagePersisted):
             self.job.after(self.job.random.uniform(0.005, 0.05), lambda: self._stage_persisted(command))
         elif isinstance(command, PersistSettled):
+            self.said.settled(command)
             is_ours = (self.generation, self.unsettled) == (command.generation, command.step)
             self.unsettled = None if is_ours else self.unsettled
         elif isinstance(command, FinishPersist):
             self.job.after(self.job.finish_s, lambda: self._finish_persist(command))
         elif isinstance(command, Assign):
+            self.said.forget()
+            self.commits.clear()
             if worker is not None and worker.state is WorkerState.READY:
                 worker.enter(command.world)
         elif isinstance(command, ComputeDigest):
@@ -137,9 +165,27 @@ class Agent:
         elif isinstance(command, ResetHost):
             self._end_quietly()
             self.attach()
+        elif isinstance(command, StartShadow | EnterShadow | EndShadow):
+            self._shadow(command)
         elif isinstance(command, Shutdown):
             self._end_quietly()
             self.host.is_released = True
+
+    def _shadow(self, command: StartShadow | EnterShadow | EndShadow) -> None:
+        """A process of a shadow group: it gets to its session, makes its step; it may fail."""
+        if isinstance(command, EndShadow):
+            self.shadow = 0 if command.number == self.shadow else self.shadow
+            return
+        starts = isinstance(command, StartShadow)
+        self.shadow = command.number if starts else self.shadow
+        fails = self.job.shadow_fails and self.job.random.random() < self.job.shadow_fails
+
+        def tell() -> None:
+            if self.alive and self.shadow == command.number:
+                state: Any = "failed" if fails else "ready" if starts else "done"
+                self.tell(ShadowTold(member=self.index, number=command.number, state=state, detail="x"))
+
+        self.job.after(self.job.random.uniform(0.1, 0.5), tell)
 
     def _end_quietly(self) -> None:
         if self.host.worker is not None:
@@ -151,8 +197,12 @@ class Agent:
         if command.generation < self.generation:
             return
         self.generation, self.fence_pending = command.generation, True
+        self.said.forget()
+        self.shadow = 0
         self.unsettled = None
         worker = self.host.worker
+        if worker is not None:
+            worker.hear_fence(keeps_runtime=command.keep_runtime)
         if command.leave_out:
             self._end_quietly()
         elif worker is not None and worker.state is WorkerState.IN_WORLD:
@@ -172,6 +222,8 @@ class Agent:
                 cause=cause,
                 detector="process-exit",
                 last_life_unix_s=0.0,
+                killed_by="SIGKILL" if "SIGKILL" in cause else "",
+                evidence=self.job.kernel_says,
             )
         )
         if self.fence_pending:
@@ -261,6 +313,9 @@ class Agent:
     def _finish_persist(self, command: FinishPersist) -> None:
         if not self.alive:
             return
+        if (command.step, command.generation) in self.finishing:
+            return
+        self.finishing.add((command.step, command.generation))
         shares = self.job.shares[command.step, command.generation]
         (content,) = set(shares.values())
         self.job.disk[command.step] = command.generation, content

@@ -41,6 +41,8 @@ class Host:
         """Whether its worker answers nobody."""
         self.is_released = False
         self.start_fails = 0
+        self.never_ready = False
+        """Whether its workers never come to their session."""
         self.num_workers = 0
         self.finished_content: Content | None = None
 
@@ -108,6 +110,8 @@ class Host:
         if self.start_fails:
             self.start_fails -= 1
             worker.later(0.2, lambda: self.kill_worker("exit status 1"))
+            return
+        if self.never_ready:
             return
 
         def ready() -> None:

@@ -8,10 +8,13 @@ broken promise fails where it is broken. Everything follows from one seed.
 from __future__ import annotations
 
 import heapq
+import itertools
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 from model_host import Host
 from model_state import Content, layout_for
 from model_worker import Snapshot, World
@@ -33,6 +36,7 @@ from elastic.events import (
 )
 from elastic.machine import step
 from elastic.members import member_of
+from elastic.moves_resume import resume
 from elastic.records import (
     CorruptionSuspected,
     LossDetected,
@@ -42,6 +46,8 @@ from elastic.records import (
     RunEnded,
     WorldFormed,
 )
+from elastic.saved_state import SavedState, restore, save
+from elastic.shadow_events import EndShadowService, ShadowServiceReady, StartShadowService
 from elastic.state import Config, JobState, Timing, initial_state
 from elastic.turn import Clock
 from reshard.ids import HostId
@@ -96,6 +102,8 @@ class Job:
         self.restored: list[tuple[int, Content]] = []
         self.next_restored: Content = ()
         self.service_works = True
+        self.shadow_fails = 0.0
+        """How likely a process of a shadow group is to fail at each thing it does."""
         self.persist_every = persist_every
         self.disk: dict[int, tuple[int, Content]] = dict(disk or {})
         """The persistent tier: by step, who captured it (generation) and what it is made of."""
@@ -106,6 +114,14 @@ class Job:
         self.stuck_hosts: set[int] = set()
         """Hosts whose share of a snapshot is never written."""
         self.unreadable: set[int] = set()
+        self.kernel_says = ""
+        """What agents find that speaks for want of memory, when a worker is killed."""
+        self.is_down = False
+        self.crash_due = False
+        """Whether the coordinator dies in the middle of what it does about the next event."""
+        self.num_crashes = 0
+        self.crash_away_s = 0.0
+        self._agent_pids = itertools.count(1)
         self.hosts = [Host(self, index) for index in range(self.config.num_members)]
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
@@ -155,13 +171,16 @@ class Job:
         return self.state.phase in (Phase.COMPLETED, Phase.FAILED)
 
     def _tick(self) -> None:
-        self.tell(Tick())
+        if not self.is_down:
+            self.tell(Tick())
         self.after(TICK_S, self._tick)
 
     # ---- the coordinator's shell ----
 
     def tell(self, event: Event) -> None:
         """Let the machine hear an event, and perform what it commands."""
+        if self.is_down:
+            return
         if isinstance(event, AgentLost):
             self.hosts[event.member].attached = None
         before = self.state
@@ -169,6 +188,8 @@ class Job:
         self.sent.extend(commands)
         writes = (command for command in commands if isinstance(command, Write))
         assert not any(isinstance(write.record, CorruptionSuspected) for write in writes), "no copy differs"
+        if self.crash_due:
+            commands = self._crash(commands)
         for command in commands:
             self._perform(command)
         self._check(before)
@@ -176,6 +197,47 @@ class Job:
         for hook in due:
             self.hooks.remove(hook)
             hook[1]()
+
+    def crash_coordinator(self, away_s: float) -> None:
+        """The coordinator dies at the next event: what follows from it is written down, a part is done."""
+        self.crash_due, self.crash_away_s = True, away_s
+
+    def next_agent_pid(self) -> int:
+        """Every agent is a process of its own."""
+        return next(self._agent_pids)
+
+    def _crash(self, commands: tuple[Command, ...]) -> tuple[Command, ...]:
+        """What is still performed; records are written by the next coordinator if they are not yet."""
+        self.crash_due, self.is_down = False, True
+        self.num_crashes += 1
+        saved = msgspec.msgpack.encode(save(self.state, self.now_s))
+        newest = self.state.newest_committed
+        for host in self.hosts:
+            if host.attached is not None and host.worker is not None and self.crash_away_s >= TIMING.lease_s:
+                host.worker.later(TIMING.lease_s, host.worker.end)
+        self.after(self.crash_away_s, lambda: self._take_over(saved, newest))
+        records = [command for command in commands if isinstance(command, Write)]
+        others = [command for command in commands if not isinstance(command, Write)]
+        done = self.random.randint(0, len(others))
+        return (*records, *others[:done])
+
+    def _take_over(self, saved: bytes, newest: int) -> None:
+        """Another coordinator begins with what was written down; the agents come one after the other."""
+        for host in self.hosts:
+            host.attached = None
+        found = tuple(map(self.persisted_summary, sorted(self.disk)[::-1]))
+        state = restore(msgspec.msgpack.decode(saved, type=SavedState), self.config, self.now_s, found)
+        state = replace(state, newest_committed=max(newest, state.newest_committed))
+        before = self.state
+        now = Clock(mono_s=self.now_s, unix_s=UNIX_S + self.now_s)
+        self.is_down = False
+        self.state, commands = resume(state, now)
+        for command in commands:
+            self._perform(command)
+        self._check(before)
+        for host in self.hosts:
+            if host.agent is not None and not host.cut:
+                host.agent.attach()
 
     def _perform(self, command: Command) -> None:
         if isinstance(command, Write):
@@ -186,7 +248,10 @@ class Job:
             if self.service_works:
                 ready = ServiceReady(generation=command.generation, address=f"service:{command.generation}")
                 self.after(self.jitter_s(), lambda: self.tell(ready))
-        else:
+        elif isinstance(command, StartShadowService):
+            up = ShadowServiceReady(number=command.number, address=f"shadow:{command.number}")
+            self.after(self.jitter_s(), lambda: self.tell(up))
+        elif not isinstance(command, EndShadowService):
             agent = self.hosts[command.member].attached
             if agent is not None:
                 agent.receive_later(command)
@@ -202,7 +267,7 @@ class Job:
     def _check(self, before: JobState) -> None:
         state = self.state
         assert state.generation >= before.generation
-        whole = [member for index in state.whole(state.world) for member in self.config.members_of(index)]
+        whole = [member for index in state.world_slices for member in self.config.members_of(index)]
         assert list(state.world) == whole, "a world holds a part of a slice"
         if state.phase is Phase.REBUILDING and before.phase is not Phase.REBUILDING:
             kept = len(self.next_restored)
@@ -220,7 +285,7 @@ class Job:
 
     def _check_world(self, world: WorldFormed) -> None:
         assert len(world.slices) >= self.config.min_slices
-        assert list(world.slices) == sorted(set(world.slices))
+        assert list(world.slices) == [index for index in self.state.seats if index in world.slices]
         assert world.generation not in self.worlds
         assert self.state.world == tuple(m for index in world.slices for m in self.config.members_of(index))
         for index in self.state.world:
@@ -338,5 +403,7 @@ class Job:
 
     def attach(self, agent: Any, event: AgentAttached) -> None:
         """An agent connects."""
+        if self.is_down:
+            return
         self.hosts[event.member].attached = agent
         self.tell(event)

@@ -89,6 +89,9 @@ class Worker:
         self.busy_until_s = 0.0
         self.kept_slot: Snapshot | None = None
         self.last_words: list[Event] = []
+        self.connected = 0
+        """The generation in whose runtime it is connected (0: in none)."""
+        self.keeps_runtime = False
 
     @property
     def index(self) -> int:
@@ -117,6 +120,8 @@ class Worker:
         world = self.job.worlds.setdefault(spec.generation, World(spec))
         assert world.spec.slices == spec.slices
         assert members_of(spec)[spec.rank] == self.index
+        assert spec.runtime_generation in (0, self.connected)
+        self.connected = spec.runtime_generation
         self.world = world
         self.later(self.job.jitter_s(), self._form, world)
 
@@ -138,6 +143,7 @@ class Worker:
 
     def _rebuild(self) -> None:
         assert self.world is not None
+        self.connected = self.connected or self.world.spec.generation
         assert self.spec is not None
         spec, snapshot = self.spec, None
         if spec.rank == 0:
@@ -272,10 +278,17 @@ class Worker:
             return
         world, self.world, self.spec = self.world, None, None
         self.state, self.last_words = WorkerState.READY, []
+        self.hear_fence(keeps_runtime=self.keeps_runtime)
         if world is not None:
             self.break_world(world)
         if self.host.agent is not None:
             self.host.agent.heard_unwound()
+
+    def hear_fence(self, *, keeps_runtime: bool) -> None:
+        """Outside of a world what is not to be kept is let go; in one, once it is left."""
+        self.keeps_runtime = keeps_runtime
+        if not keeps_runtime and self.state is WorkerState.READY:
+            self.connected = 0
 
     def break_world(self, world: World) -> None:
         """Without this process its world cannot go on: some notice, the others hang."""

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from elastic.agent_link import AgentLink
-from elastic.events import AuditAfter, Captured, Fence, LaidOut, StopAfter, WorldSpec
-from elastic.job import JobSpec
+from elastic.events import AuditAfter, Captured, Fence, LaidOut, LeftWorld, StopAfter, WorldSpec
+from elastic.job import ENV_STANDBY, ROLE_SHADOW, ROLE_WARM, JobSpec
 from elastic.ports import JobOver, Room
 from elastic.protocol import (
     EnterWorld,
@@ -24,6 +24,7 @@ from elastic.protocol import (
     LoopEnded,
     Reserve,
     Reserved,
+    TakeTurn,
     Unwound,
     WorkerCommitted,
 )
@@ -131,6 +132,24 @@ def test_fence_takes_back_a_world_that_was_not_entered_yet(link: AgentLink, agen
     assert agent.next() == Unwound(generation=3)
     agent.say(JobEnded(completed=True))
     assert link.wait_world() is None
+
+
+def test_kept_runtime_is_let_go_by_a_fence_that_keeps_none_while_a_world_is_waited_for(
+    link: AgentLink, agent: FakeAgent
+) -> None:
+    released = threading.Event()
+    link.release = released.set
+    agent.say(Fence(member=0, generation=3, keep_runtime=True))
+    assert agent.next() == Unwound(generation=3)
+    assert link.keeps_runtime()
+    waiting = threading.Thread(target=link.wait_world, daemon=True)
+    waiting.start()
+    agent.say(Fence(member=0, generation=4))
+    assert released.wait(BOUND_S)
+    assert not link.keeps_runtime()
+    agent.say(EnterWorld(world=WORLD))
+    waiting.join(BOUND_S)
+    assert not waiting.is_alive()
 
 
 def test_boundary_holds_for_its_own_generation_only(link: AgentLink, agent: FakeAgent) -> None:
@@ -253,3 +272,47 @@ def test_copies_left_out_of_a_restore_cross_the_socket_as_they_are(link: AgentLi
     world = replace(WORLD, left_out=left_out)
     agent.say(EnterWorld(world=world))
     assert link.wait_world() == world
+
+
+# ---- a process that stands by ------------------------------------------------------------------------------
+
+
+def open_standby(spec: JobSpec, role: str, monkeypatch: pytest.MonkeyPatch) -> queue.SimpleQueue[AgentLink]:
+    """Open a link in the role, in a thread: it is there when the process got its turn."""
+    monkeypatch.setenv(ENV_STANDBY, role)
+    opened: queue.SimpleQueue[AgentLink] = queue.SimpleQueue()
+    threading.Thread(target=lambda: opened.put(AgentLink(spec, 0, lambda: None)), daemon=True).start()
+    return opened
+
+
+def test_process_that_stands_by_says_hello_and_goes_on_only_when_it_is_its_turn(
+    spec: JobSpec, agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = open_standby(spec, ROLE_WARM, monkeypatch)
+    assert agent.next() == Hello(pid=os.getpid(), generation=0)
+    assert opened.empty()
+    agent.say(TakeTurn())
+    link = opened.get(timeout=BOUND_S)
+    in_world(link, agent)
+    link.left(WORLD.generation)
+    assert agent.next() == LeftWorld(member=0, generation=WORLD.generation)
+    agent.say(JobEnded(completed=True))
+
+
+def test_shadow_has_no_memory_and_tells_only_how_its_step_ended(
+    spec: JobSpec, agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = open_standby(spec, ROLE_SHADOW, monkeypatch)
+    agent.next()
+    agent.say(TakeTurn())
+    link = opened.get(timeout=BOUND_S)
+    in_world(link, agent)
+    assert dict(link.arenas()) == {}
+    mesh = MeshLayout(axis_names=("data",), axis_sizes=(1,), hosts=(HostId(0),))
+    link.laid_out(WORLD.generation, Layout(mesh=mesh, arrays=(), elastic_axis="data"))
+    link.rebuilt(WORLD.generation, None, 0.0, 0.0, 0)
+    link.committed(COMMITTED)
+    link.preempted()
+    link.left(WORLD.generation)
+    assert agent.next() == LeftWorld(member=0, generation=WORLD.generation)
+    agent.say(JobEnded(completed=True))

@@ -162,7 +162,7 @@ def simulate(cadence: Cadence, seed: int, num_steps: int = 1500, num_processes: 
     return run
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=settings().max_examples // 2)
 @given(seed=st.integers(0, 2**32), percent=st.sampled_from([0.5, 1, 3, 5, 20]))
 def test_any_budget_is_kept_in_the_long_run(seed: int, percent: float) -> None:
     cadence = StallBudget(fraction=percent / 100, max_interval_s=1e9)
@@ -171,14 +171,14 @@ def test_any_budget_is_kept_in_the_long_run(seed: int, percent: float) -> None:
     assert run.stall_s <= cadence.fraction * run.work_s + 2 * run.longest_stall_s
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=settings().max_examples // 4)
 @given(seed=st.integers(0, 2**32), percent=st.sampled_from([0.1, 1, 5]), bound_s=st.sampled_from([5.0, 60.0]))
 def test_budget_never_starves_the_snapshots(seed: int, percent: float, bound_s: float) -> None:
     run = simulate(StallBudget(fraction=percent / 100, max_interval_s=bound_s), seed)
     assert run.longest_gap_s <= bound_s + (REVIEW_STEPS + 2) * run.longest_step_s
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=settings().max_examples // 4)
 @given(seed=st.integers(0, 2**32))
 def test_seconds_between_captures_are_kept_within_a_review(seed: int) -> None:
     run = simulate(EverySeconds(seconds=4.0), seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -10,22 +11,21 @@ from click.testing import CliRunner
 from elastic.cadence import EVERY_STEP, Cadence, EverySeconds, EverySteps, StallBudget
 from elastic.cli import cli
 from elastic.job import JobSpec, load_job, save_job
-from elastic.runs import Wanted, prepare
-from elastic.state import Config
+from elastic.runs import HostsSpec, Wanted, prepare
+from elastic.state import Config, Timing
 from reshard.errors import UsageError
 
 
-def prepared(directory: Path, **wanted: Cadence) -> JobSpec:
+def prepared(directory: Path, **wanted: Any) -> JobSpec:
     spec, _ = prepare(
         Wanted(
             command=("true",),
             adapter="local",
-            config=Config(num_slices=2),
             directory=directory,
             seed=0,
             target_steps=3,
             faults=(),
-            **wanted,
+            **({"config": Config(num_slices=2)} | wanted),
         )
     )
     return spec
@@ -60,3 +60,32 @@ def test_bad_cadence_is_refused_before_anything_is_started(tmp_path: Path, text:
     assert "--snapshot-every" in done.output
     assert "auto:3%" in done.output or "between" in done.output or "above 0 %" in done.output
     assert not (tmp_path / "run").exists()
+
+
+def test_hosts_get_their_command_and_address_from_the_command_line(tmp_path: Path) -> None:
+    hosts = HostsSpec(bind_host="10.0.0.1", prefix=("on", "host-{slice}"), agent_bind_host="10.0.0.1{slice}")
+    save_job(prepared(tmp_path, hosts=hosts))
+    spec = load_job(tmp_path)
+    assert spec.bind_host == "10.0.0.1"
+    assert spec.on_host(1) == ("on", "host-1")
+    assert spec.bind_host_of(1) == "10.0.0.11"
+
+
+def test_hosts_of_a_slice_get_their_own_command_and_address(tmp_path: Path) -> None:
+    hosts = HostsSpec(
+        bind_host="10.0.0.1", prefix=("on", "{slice}-{host}"), agent_bind_host="10.{slice}.0.{host}"
+    )
+    spec = prepared(tmp_path, hosts=hosts, config=Config(num_slices=2, hosts_per_slice=2))
+    assert [spec.on_host(member)[1] for member in range(4)] == ["0-0", "0-1", "1-0", "1-1"]
+    assert spec.bind_host_of(3) == "10.1.0.1"
+
+
+def test_agents_listen_where_the_coordinator_does_unless_told_otherwise(tmp_path: Path) -> None:
+    spec = prepared(tmp_path)
+    assert (spec.on_host(1), spec.bind_host_of(1)) == ((), "127.0.0.1")
+
+
+def test_worker_is_given_less_silence_than_a_short_lease(tmp_path: Path) -> None:
+    config = Config(num_slices=2, timing=Timing(lease_s=9.0))
+    spec = prepared(tmp_path, lease_s=9.0, config=config)
+    assert (spec.lease_s, spec.worker_silent_s) == (9.0, 6.0)

@@ -9,10 +9,10 @@ import pytest
 from model_job import Job
 from model_state import PATHS, layout_for
 
-from elastic.copy_check import CopyCheck
-from elastic.events import AuditAfter, Captured, Event, LaidOut, Phase, StopRequested, Write
+from elastic.copy_check import Convicted, CopyCheck
+from elastic.events import AuditAfter, Captured, EndWorker, Event, LaidOut, Phase, StopRequested, Write
 from elastic.machine import step
-from elastic.records import CopiesCompared, CorruptionSuspected
+from elastic.records import CopiesCompared, CorruptionSuspected, LossDetected
 from elastic.state import JobState
 from elastic.turn import Clock
 from reshard.copies import CopyIndex, pack_checksums
@@ -25,7 +25,7 @@ INDEXES = {False: CopyIndex.of_captures(LAYOUT, 2), True: CopyIndex.of_devices(L
 def running(**config: Any) -> JobState:
     """A job of three slices with two replicas that trains, nothing compared yet."""
     found: list[JobState] = []
-    job = Job(3, **config)
+    job = Job(3, **{"on_corruption": "warn", **config})
     job.when_step(7, lambda: found.append(job.state))
     job.run()
     state = found[0]
@@ -174,6 +174,37 @@ def test_layout_told_again_changes_nothing_and_that_of_a_new_world_starts_afresh
     newer = replace(state, generation=state.generation + 1)
     fresh, _ = after(newer, laid_out(newer))
     assert (fresh.copies.generation, fresh.copies.tables) == (newer.generation, ())
+
+
+def test_slice_that_a_majority_names_is_thrown_out_and_its_steps_are_not_trusted():
+    state = running(on_corruption="throw-out")
+    state, _ = after(state, *told(state, 8))
+    state, commands = after(state, *told(state, 9, bad=(1, "weights"), is_audit=True))
+    (loss,) = records(commands, LossDetected)
+    assert (loss.slice_index, loss.detector) == (1, "checksum")
+    assert loss.cause == "its copy of weights of step 9 differs from the majority's"
+    assert state.phase is Phase.FENCING
+    assert [command.member for command in commands if isinstance(command, EndWorker)] == [1]
+    assert state.copies.differed_since == (state.generation - 1, 9)
+    later = replace(state, generation=state.generation + 1)
+    later, _ = after(later, laid_out(later))
+    assert (later.copies.convicted, later.copies.differed_since) == ((), state.copies.differed_since)
+
+
+def test_slices_that_only_differ_are_not_thrown_out():
+    state = running(on_corruption="throw-out")
+    state, commands = after(state, *told(state, 8, bad=(1, "weights")))
+    assert state.phase is Phase.RUNNING
+    assert len(audits(commands)) == 3
+
+
+def test_a_majority_of_all_slices_against_each_other_throws_nobody_out():
+    state = running(on_corruption="throw-out")
+    everybody = tuple(Convicted(slice_index=index, path="weights", step=8) for index in WORLD)
+    state = replace(state, copies=replace(state.copies, convicted=everybody))
+    state, commands = after(state, told(state, 9)[0])
+    assert state.phase is Phase.RUNNING
+    assert records(commands, LossDetected) == []
 
 
 def test_paths_of_the_model_are_those_compared():

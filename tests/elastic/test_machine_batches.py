@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import settings
 from model_job import Job
 from test_machine_simulation import BOUND_S, build_job
 
 from reshard.batch_sizes import NewSteps, world_of
 
-SEEDS_PER_TEST = 50
+SEEDS_PER_TEST = 25
+NUM_SEEDS = 3 * settings().max_examples
 Owner = tuple[int, int]
 
 
@@ -54,6 +56,6 @@ def owner_of(worlds: Sequence[NewSteps], step: int) -> Owner:
     return world.generation, world.num_slices
 
 
-@pytest.mark.parametrize("first", range(0, 200, SEEDS_PER_TEST))
+@pytest.mark.parametrize("first", range(0, NUM_SEEDS, SEEDS_PER_TEST))
 def test_machine_knows_which_world_made_each_step_first_under_random_faults(first: int) -> None:
     assert sum(check(seed) for seed in range(first, first + SEEDS_PER_TEST)) > 2 * SEEDS_PER_TEST

@@ -1,10 +1,12 @@
 """Changes that cost no replay (joins, leaves), failures that are no losses, and the end of training."""
 
+from dataclasses import replace
+
 import pytest
-from model_job import Job
+from model_job import TIMING, Job
 
 from elastic.events import Fence, LeftWorld, Phase, StopAfter, StopRequested
-from elastic.records import RestoreChecked, RunEnded, WorldFormed
+from elastic.records import RestoreChecked, RunEnded, WorkerEvent, WorldFormed
 
 
 def worlds(job: Job) -> list[tuple[tuple[int, ...], str]]:
@@ -197,3 +199,19 @@ def test_left_world_of_a_world_that_was_not_asked_changes_nothing() -> None:
     job.run()
     job.assert_completed()
     assert len(job.formed) == 1
+
+
+# ---- a script that never gets to its session ---------------------------------------------------------------
+
+
+def test_worker_that_does_not_get_to_its_session_is_named_while_the_job_waits_and_when_it_gives_up() -> None:
+    job = Job(2, timing=replace(TIMING, session_hint_s=5.0))
+    for host in job.hosts:
+        host.never_ready = True
+    job.run(until_s=60.0)
+    told = [r for r in job.records(WorkerEvent) if r.state == "overdue"]
+    assert [r.slice_index for r in told[:2]] == [0, 1]
+    assert told[0].detail.startswith("the script has not called elastic.session() in 5 s; its output is in")
+    outcome, error = job.outcome
+    assert outcome == "failed"
+    assert "the script has not called elastic.session() in 15 s" in error

@@ -54,6 +54,27 @@ def test_choose_says_so_when_nobody_holds_anything() -> None:
     assert choose_restore({}, {}) == (None, "no host holds a complete snapshot")
 
 
+def test_choose_goes_back_behind_the_step_at_which_copies_began_to_differ() -> None:
+    snapshots = held((0, 4, 2), (1, 4, 2), (0, 5, 2), (1, 5, 2), (0, 6, 2), (1, 6, 2))
+    choice, why = choose_restore(snapshots, {2: -1}, differed_since=(2, 5))  # type: ignore[arg-type]
+    assert choice is not None
+    assert choice.step == 4
+    assert "step 5 cannot be trusted: copies differed from step 5 on" in why
+
+
+def test_choose_takes_what_differed_where_nothing_older_is_whole() -> None:
+    snapshots = held((0, 4, 2), (0, 5, 2), (1, 5, 2), (0, 6, 2), (1, 6, 2))
+    choice, why = choose_restore(snapshots, {2: -1}, differed_since=(2, 5))  # type: ignore[arg-type]
+    assert choice is not None
+    assert choice.step == 6
+    assert "nothing older is whole and agrees" in why
+
+
+def test_choose_does_not_mistrust_other_generations() -> None:
+    snapshots = held((0, 6, 3), (1, 6, 3))
+    assert choose_restore(snapshots, {}, differed_since=(2, 5)) == choose_restore(snapshots, {})  # type: ignore[arg-type]
+
+
 def test_plan_restore_moves_only_what_the_targets_lack() -> None:
     choice, _ = choose_restore(held((0, 4, 1), (1, 4, 1), (2, 4, 1)), {})  # type: ignore[arg-type]
     assert choice is not None

@@ -234,6 +234,29 @@ def test_agent_away_past_the_grace_is_a_loss_and_its_worker_is_ended_when_it_com
     assert job.hosts[1].num_workers == 2
 
 
+def test_coordinator_that_reaches_nobody_for_less_than_the_lease_loses_nobody() -> None:
+    job = Job(3)
+    job.when_step(5, lambda: [job.cut(index, TIMING.agent_grace_s * 2) for index in range(3)] and None)
+    job.run()
+    job.assert_completed()
+    assert job.losses == []
+    assert [slices for slices, _, _ in worlds(job)] == [(0, 1, 2)]
+
+
+def test_slice_that_stays_away_when_the_others_are_heard_again_is_lost_after_the_grace() -> None:
+    job = Job(3, rejoin_after_steps=None, num_steps=60)
+
+    def strike() -> None:
+        job.cut(0, TIMING.agent_grace_s * 1.5)
+        job.cut(1, TIMING.agent_grace_s * 1.7)
+        job.cut(2, TIMING.lease_s * 3)
+
+    job.when_step(5, strike)
+    job.run()
+    job.assert_completed()
+    assert job.losses == [(2, "agent-heartbeat")]
+
+
 def test_worker_that_ended_while_its_agent_was_away_is_a_loss() -> None:
     job = Job(3, rejoin_after_steps=None)
 

@@ -8,13 +8,16 @@ import histories
 import pytest
 from histories import STATE_BYTES, History
 
+from elastic.history_text import describe_kept_out
+from elastic.records import CoordinatorStarted, FaultMissed
 from elastic.report import build_report, read_report, write_report
 from reshard.errors import UsageError
 
 SHAPE = {
     "run": "id adapter in_place simulated_faults slices seed started_unix_s wall_s outcome error"
     " hosts_per_slice",
-    "steps": "target committed lost repeated replayed before",
+    "steps": "target committed lost repeated replayed before nonfinite_losses first_nonfinite_loss "
+    "is_loss_finite_again",
     "samples": "consumed lost repeated",
     "badput_s": "detect fence plan restore rebuild replay wait snapshot_stall",
     "final": "loss state_digest",
@@ -34,7 +37,8 @@ def test_report_file_has_the_fields_of_schema_1(tmp_path):
     written = json.loads(path.read_text())
     assert path == tmp_path / "report.json"
     assert set(written) == {
-        *("schema", *SHAPE, "goodput", "recoveries", "invariants", "quarantines", "refused")
+        *("schema", *SHAPE, "goodput", "recoveries", "invariants", "quarantines", "refused"),
+        *("faults_missed", "takeovers", "stragglers"),
     }
     assert written["schema"] == 1
     for name, fields in SHAPE.items():
@@ -106,3 +110,32 @@ def test_report_takes_its_final_figures_from_the_last_effective_step():
 def test_report_imports_no_jax():
     program = "import sys, elastic.report; sys.exit('jax' in sys.modules or 'rich' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_fault_that_did_not_happen_is_in_the_report_and_is_said():
+    missed = FaultMissed(
+        unix_s=9e9, detail="kill:slice=1@step=900", why="the run ended before its moment came"
+    )
+    records = histories.killed_and_rejoined().records
+    report = build_report([*records, missed])
+    assert report.faults_missed == (missed,)
+    assert report.run.wall_s == build_report(records).run.wall_s
+    assert describe_kept_out(report) == [
+        "Fault kill:slice=1@step=900 was not injected: the run ended before its moment came"
+    ]
+
+
+def test_takeovers_are_in_the_report_and_said_in_words():
+    records = list(histories.killed_and_rejoined().records)
+    middle = len(records) // 2
+    first = CoordinatorStarted(unix_s=records[0].unix_s, epoch=1, pid=10)
+    second = CoordinatorStarted(
+        unix_s=records[middle - 1].unix_s + 0.25, epoch=2, pid=11, generation=3, phase="RUNNING", goes_on=True
+    )
+    report = build_report([*records[:1], first, *records[1:middle], second, *records[middle:]])
+    (found,) = report.takeovers
+    assert (found.epoch, found.phase, found.goes_on) == (2, "RUNNING", True)
+    assert 0 <= found.away_s <= 0.25 + 1e-6
+    (line,) = describe_kept_out(report)
+    assert line.startswith("Another coordinator (epoch 2) took over in RUNNING after ")
+    assert line.endswith("training went on as it was")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import histories
+import pytest
 from histories import History
 from opentelemetry import metrics
 from opentelemetry.sdk.metrics import MeterProvider
@@ -39,6 +40,19 @@ def test_report_holds_copies_to_agree_only_where_some_were_compared():
     assert build_report(histories.undisturbed().records).invariants["copies_agree"] == "held"
     records = [r for r in histories.undisturbed().records if not isinstance(r, CopiesCompared)]
     assert build_report(records).invariants["copies_agree"] == "unknown"
+
+
+@pytest.mark.parametrize(("restored", "verdict"), [(5, "held"), (6, "broken"), (8, "broken")])
+def test_copies_agree_again_once_the_job_has_gone_back_behind_what_differed(restored, verdict):
+    """They differ from step 6 on in `corrupted`; a later world starts from before, or not."""
+    records = histories.corrupted().records
+    found = next(place for place, record in enumerate(records) if getattr(record, "step", 0) == 9)
+    history = History()
+    history.records, history.newest, history.generation = list(records[:found]), 8, 1
+    history.lose(1).recover("in-place", restored, slices=(0, 2)).steps(restored + 1, 20).end()
+    report = build_report(history.records)
+    assert report.invariants["copies_agree"] == verdict
+    assert report.snapshots.disagreements == 2
 
 
 def test_report_lists_a_bounded_number_of_arrays_those_of_a_majority_first():

@@ -13,7 +13,7 @@ from elastic.history_samples import count_repeated_ids
 from elastic.report import build_report
 from elastic.report_schema import SampleCounts, StepCounts
 
-PROPERTY = settings(max_examples=150, deadline=None)
+PROPERTY = settings(max_examples=settings().max_examples * 3)
 
 
 def counts(history):

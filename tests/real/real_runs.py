@@ -47,11 +47,11 @@ class Run:
         return {record.step: record.sample_ids for record in of_kind(self.records, StepCommitted)}
 
 
-def start(directory: Path, *arguments: str) -> subprocess.Popen[str]:
-    """Start `elastic …` in the background, its output in a pipe."""
+def start(directory: Path, *arguments: str, prefix: Sequence[str] = ()) -> subprocess.Popen[str]:
+    """Start `elastic …` in the background, its output in a pipe; `prefix` goes before the command."""
     COMPILE_CACHE.mkdir(parents=True, exist_ok=True)
     return subprocess.Popen(
-        [sys.executable, "-m", "elastic", *arguments],
+        [*prefix, sys.executable, "-m", "elastic", *arguments],
         cwd=REPOSITORY,
         env=os.environ | {"JAX_COMPILATION_CACHE_DIR": str(COMPILE_CACHE)},
         stdout=subprocess.PIPE,

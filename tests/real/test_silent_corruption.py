@@ -6,19 +6,23 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from real_runs import finish, left_behind, start
+from real_runs import Run, assert_nothing_lost, finish, left_behind, start
 
-from elastic.records import CopiesCompared, CorruptionSuspected, of_kind
+from elastic.records import CopiesCompared, CorruptionSuspected, LossDetected, of_kind
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(600)]
 
 FLIP_AT = 20
+STEPS = 150
+"""Enough for a worker to start again meanwhile."""
 
 SCRIPT = """
-    import os
+    import os, pathlib, time
     import jax, jax.numpy as jnp, numpy as np
     from jax.sharding import NamedSharding, PartitionSpec
     import elastic
+
+    FLAG = pathlib.Path({flag!r})
 
     class Points:
         def __len__(self):
@@ -53,24 +57,44 @@ SCRIPT = """
                 placed = {{"w": everywhere, "n": everywhere}}
                 state = world.restore(init, placed)
                 step = jax.jit(step_fn, donate_argnums=0, out_shardings=(placed, None))
-                for number, batch in world.batches(Points(), global_batch=12, num_steps=40):
+                for number, batch in world.batches(Points(), global_batch=12, num_steps={steps}):
                     state, metrics = step(state, batch)
                     jax.block_until_ready(state)
-                    if number == {flip_at} and os.environ["ELASTIC_SLICE"] == "1":
+                    time.sleep({pause_s} * (1 if len(world.slices) == 3 else 3))
+                    if number == {flip_at} and os.environ["ELASTIC_SLICE"] == "1" and not FLAG.exists():
+                        FLAG.touch()
                         state = {{**state, "w": flip(state["w"])}}
                     world.commit(number, state, metrics)
 """
 
 
+def launch(tmp_path: Path, *options: str, pause_s: float = 0.0, steps: int = 40) -> Run:
+    script, directory = tmp_path / "train.py", tmp_path / "run"
+    flag = str(tmp_path / "flag")
+    script.write_text(
+        textwrap.dedent(SCRIPT).format(flip_at=FLIP_AT, pause_s=pause_s, steps=steps, flag=flag)
+    )
+    wanted = ("--slices", "3", "--devices-per-host", "2", "--out", str(directory), *options)
+    return finish(start(tmp_path, "launch", *wanted, "--", str(script)), directory)
+
+
+def test_slice_with_a_flipped_bit_is_thrown_out_and_comes_back_with_the_state_of_the_others(
+    tmp_path: Path,
+) -> None:
+    run = launch(tmp_path, "--rejoin-after-steps", "3", pause_s=0.1, steps=STEPS)
+    assert_nothing_lost(run, steps=STEPS)
+    (loss,) = of_kind(run.records, LossDetected)
+    assert (loss.slice_index, loss.detector) == (1, "checksum")
+    assert loss.cause == f"its copy of ['w'] of step {FLIP_AT} differs from the majority's"
+    smaller = run.report.recoveries[0]
+    assert (smaller.lost_slices, smaller.slices_after, smaller.restored_step) == ((1,), (0, 2), FLIP_AT - 1)
+    assert run.report.recoveries[-1].slices_after == (0, 1, 2)
+    assert "SILENT CORRUPTION" in run.output
+    assert left_behind(run.report.run.id) == []
+
+
 def test_flipped_bit_in_one_process_is_named_by_step_array_slice_and_device(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(textwrap.dedent(SCRIPT).format(flip_at=FLIP_AT))
-    directory = tmp_path / "run"
-    process = start(
-        tmp_path, "launch", "--slices", "3", "--devices-per-host", "2", "--replicas", "2",
-        "--audit-every", "10", "--out", str(directory), "--", str(script),
-    )  # fmt: skip
-    run = finish(process, directory)
+    run = launch(tmp_path, "--on-corruption", "warn", "--replicas", "2", "--audit-every", "10")
     assert run.status == 3, run.output  # an invariant is broken, and the run is complete
     assert run.report.run.outcome == "completed"
     assert run.report.broken == ("copies_agree",)

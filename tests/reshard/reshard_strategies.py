@@ -15,7 +15,7 @@ from reshard.ids import HostId
 from reshard.layout import ArrayLayout, Layout, MeshLayout
 
 PROPERTY = settings(
-    max_examples=settings().max_examples * 3 // 5,  # of the profile: 30 by default, 600 with "deep"
+    max_examples=settings().max_examples * 3 // 5,  # of the profile: 15 by default, 600 with "deep"
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -61,8 +61,8 @@ def test_choice_pads_optimizer_rows_where_it_may_and_memory_is_short():
         "2 of them empty (the program must store it so, as JAX refuses uneven shards)"
     )
     assert [one.padded for one in choice.require().arrays] == [False, True]
-    assert by_kind(choice)["replicate"].refused == "a device needs 16.8 MB and has 12 MB"
-    assert by_kind(choice)["fewer-slices"].refused == "a device needs 12.6 MB and has 12 MB"
+    assert by_kind(choice)["replicate"].refused == "a device needs 16.8 MB and has 12.0 MB"
+    assert by_kind(choice)["fewer-slices"].refused == "a device needs 12.6 MB and has 12.0 MB"
 
 
 @pytest.mark.parametrize(("rows", "padded_to"), [(50_257, 50_259), (50_260, 50_262)])
@@ -188,7 +188,9 @@ def test_choice_refuses_every_candidate_with_its_reason_when_memory_is_too_small
     choice = choose(cluster(DATA, 4), [array("mu", (4096, 4096), "data", "model")], (1,), limits=limits)
     assert choice.layout is None
     assert choice.chosen is None
-    with pytest.raises(UsageError, match=r"no layout for 3 slices: .*a device needs 12\.6 MB and has 1 MB"):
+    with pytest.raises(
+        UsageError, match=r"no layout for 3 slices: .*a device needs 12\.6 MB and has 1\.0 MB"
+    ):
         choice.require()
 
 
@@ -197,7 +199,7 @@ def test_choice_counts_the_snapshots_of_a_host():
     limits = Limits(host_memory_bytes=3_000_000, replicas=2, snapshot_slots=2)
     choice = choose(cluster(DATA, 4), arrays, (1,), limits=limits)
     assert choice.candidates[0].figures.snapshot_bytes == 2 * 2 * 1200 * 1024 * 4 // 6
-    assert choice.candidates[0].refused == "snapshots need 3.28 MB a host, which has 3 MB"
+    assert choice.candidates[0].refused == "snapshots need 3.3 MB a host, which has 3.0 MB"
 
 
 # ---- what it is chosen by ------------------------------------------------------------------------
@@ -345,15 +347,15 @@ def test_choice_explains_every_candidate_with_figures_and_reasons():
         "From 4 slices to 3:",
         "- data=3 on 3 slices, 1 array replicated (replicate): chosen",
         "    dim 0 (4,096) of mu does not divide into 3: replicated over the axis",
-        "    16.8 MB of state a device, 89.5 MB of snapshots a host; 151 MB to move, 25.2 MB to one host",
+        "    16.8 MB of state a device, 89.5 MB of snapshots a host; 151.0 MB to move, 25.2 MB to one host",
         "    a step of 1.337 s and 0.002013 s to get there: 1337 s with 1,000 steps",
         "- data=2 on 2 slices, slice 3 idle (fewer-slices): possible",
-        "    12.6 MB of state a device, 134 MB of snapshots a host; 33.6 MB to move, 8.39 MB to one host",
+        "    12.6 MB of state a device, 134.2 MB of snapshots a host; 33.6 MB to move, 8.4 MB to one host",
         "    a step of 2 s and 0.0006711 s to get there: 2000 s with 1,000 steps",
         "- data=3 on 3 slices, 1 array padded (pad): refused, pad not allowed here",
         "    dim 0 (4,096) of mu does not divide into 3: padded to 4,098, 2 of them empty (the program must "
         "store it so, as JAX refuses uneven shards)",
-        "    11.2 MB of state a device, 89.5 MB of snapshots a host; 22.3 MB to move, 5.59 MB to one host",
+        "    11.2 MB of state a device, 89.5 MB of snapshots a host; 22.3 MB to move, 5.6 MB to one host",
         "    a step of 1.334 s and 0.000447 s to get there: 1334 s with 1,000 steps",
         "- data=3 on 3 slices (shrink): refused, dim 0 (4,096) of mu does not divide into 3",
     ]

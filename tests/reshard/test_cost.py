@@ -29,13 +29,13 @@ RATES = Rates(network_bytes_s=10e9, copy_bytes_s=5e9)
 def test_transfer_is_bound_by_the_host_that_receives_most() -> None:
     phase = predict_transfer(RATES, {A: 10e9, B: 10e9}, {C: 20e9})
     assert phase.seconds == pytest.approx(2.0)
-    assert phase.bound == "s2h0 receives 20 GB at 10 GB/s"
+    assert phase.bound == "s2h0 receives 20.0 GB at 10.0 GB/s"
 
 
 def test_transfer_is_bound_by_the_host_that_sends_most() -> None:
     phase = predict_transfer(RATES, {A: 30e9}, {B: 15e9, C: 15e9})
     assert phase.seconds == pytest.approx(3.0)
-    assert phase.bound.startswith("s0h0 sends 30 GB")
+    assert phase.bound.startswith("s0h0 sends 30.0 GB")
 
 
 def test_transfer_pays_for_each_request() -> None:
@@ -56,7 +56,7 @@ def test_phases_say_what_is_missing_when_a_rate_is_not_known() -> None:
 
 def test_restore_is_the_fullest_device_over_the_copy_rate_of_a_chip() -> None:
     phase = predict_restore(RATES, 10_000_000_000)
-    assert (phase.seconds, phase.bound) == (pytest.approx(2.0), "10 GB to each device at 5 GB/s")
+    assert (phase.seconds, phase.bound) == (pytest.approx(2.0), "10.0 GB to each device at 5.0 GB/s")
 
 
 def test_rates_are_the_published_ones() -> None:

@@ -153,7 +153,7 @@ CHANGES = st.lists(
 )
 
 
-@settings(max_examples=settings().max_examples // 8, suppress_health_check=list(HealthCheck))
+@settings(max_examples=settings().max_examples // 6, suppress_health_check=list(HealthCheck))
 @given(
     states(),
     CHANGES,

@@ -72,7 +72,9 @@ def small_blocks(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Peer]:
         yield peer
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=settings().max_examples // 2, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_any_piece_of_any_stored_box_arrives_whole_whatever_the_block_size(
     small_blocks: Peer, data: st.DataObject

@@ -51,7 +51,7 @@ def test_journal_gives_back_what_was_appended_while_it_is_open(root: Path) -> No
 
 
 @given(num_appended=st.integers(0, 30), num_records=st.integers(1, 7))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_ring_keeps_the_newest_records_in_order(root: Path, num_appended: int, num_records: int) -> None:
     journal = new_journal(root, num_records)
     for step in range(num_appended):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from reshard.errors import UsageError
@@ -77,7 +77,6 @@ trees = st.recursive(
 ).filter(lambda tree: not isinstance(tree, float))
 
 
-@settings(max_examples=40)
 @given(tree=trees)
 def test_paths_alone_tell_the_keys_of_a_tree_without_empty_nodes(tree: Any):
     described = describe_tree(tree).nodes

@@ -127,7 +127,9 @@ def test_reader_neither_hangs_nor_follows_what_is_not_a_file(root: Path, kind: s
         assert caught.value.errno == errno.ELOOP
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=settings().max_examples * 3, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(garbage=st.binary(max_size=9000), keep=st.integers(0, 200))
 def test_reader_survives_any_bytes_after_a_valid_prefix(root: Path, garbage: bytes, keep: int) -> None:
     make_slot(root / "slot0")

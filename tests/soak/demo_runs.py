@@ -39,11 +39,13 @@ def random_cases(num: int, *, seed: int, kinds: Sequence[str], slices: int, step
 def _random_case(rng: random.Random, kinds: Sequence[str], slices: int, steps: int) -> DemoCase:
     num_victims = rng.randint(2, slices - 1) if slices > 2 and rng.random() < SEVERAL else 1
     victims = "+".join(map(str, sorted(rng.sample(range(slices), num_victims))))
+    kind = rng.choice(list(kinds))
+    what = "kill:agent" if kind == "agent" else f"{kind}:slice"
     return DemoCase(
         slices=slices,
         steps=steps,
         seed=rng.randrange(1_000_000),
-        faults=(f"{rng.choice(list(kinds))}:slice={victims}@step={rng.randrange(steps)}",),
+        faults=(f"{what}={victims}@step={rng.randrange(steps)}",),
         rejoin_after_steps=rng.choice([0, steps // 8, steps // 3]),
     )
 

@@ -16,6 +16,7 @@ STEPS = 120
 
 
 @pytest.mark.real
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(("name", "samples"), [("micro_batches.py", 96 * STEPS)])
 def test_example_loses_a_slice_and_nothing_else(tmp_path: Path, name: str, samples: int) -> None:
@@ -32,6 +33,7 @@ def test_example_loses_a_slice_and_nothing_else(tmp_path: Path, name: str, sampl
 
 
 @pytest.mark.real
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_code_in_the_document_on_batches_runs(tmp_path: Path) -> None:
     text = (REPOSITORY / "docs" / "batches.md").read_text()

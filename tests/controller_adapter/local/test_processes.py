@@ -73,6 +73,7 @@ def test_plain_script_survives_a_simulated_loss_and_cleans_up(tmp_path: Path) ->
 
 
 @pytest.mark.real
+@pytest.mark.slow
 def test_plain_script_that_fails_shows_its_own_error_and_cleans_up(tmp_path: Path) -> None:
     done, report = run_script(tmp_path, fails=True)
     assert done.returncode == 1
@@ -82,6 +83,7 @@ def test_plain_script_that_fails_shows_its_own_error_and_cleans_up(tmp_path: Pat
 
 
 @pytest.mark.real
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_demo_loses_a_slice_and_gets_it_back(tmp_path: Path) -> None:
     arguments = ["--steps", "30", "--fault", "kill:slice=1@step=10", "--rejoin-after-steps", "8"]
@@ -114,6 +116,7 @@ def test_interrupted_demo_ends_at_once_with_nothing_left(tmp_path: Path) -> None
 
 
 @pytest.mark.real
+@pytest.mark.slow
 def test_demo_refuses_a_fault_that_has_no_meaning_here(tmp_path: Path) -> None:
     demo = elastic("demo", "--adapter", "local", "--fault", "agent:slice=1@step=3", "--out", str(tmp_path))
     output, _ = demo.communicate(timeout=30)

@@ -55,7 +55,7 @@ def test_too_few_devices_are_said_before_anything_is_made(tmp_path: Path, root: 
 
 
 def test_fault_of_an_agent_is_refused(tmp_path: Path, root: Path) -> None:
-    with pytest.raises(UsageError, match="cannot simulate the fault 'agent'"):
+    with pytest.raises(UsageError, match="cannot simulate kill of agent=1"):
         adapter().launcher(make_spec(tmp_path, root), [parse_fault("agent:slice=1@step=3", 3)])
 
 

@@ -18,15 +18,17 @@ from local_jobs import (
     make_spec,
     open_session,
     outcome,
+    run,
     shardings,
     train_step,
 )
 
 from elastic.job import JobSpec
-from elastic.records import CopiesCompared, CorruptionSuspected, of_kind
+from elastic.records import CopiesCompared, CorruptionSuspected, LossDetected, of_kind
 
 FLIP_AT = 5
 MANTISSA_BIT = 0x20
+WARN = {"on_corruption": "warn"}
 
 
 def flipped(array: jax.Array, device_ids: tuple[int, ...]) -> jax.Array:
@@ -84,7 +86,9 @@ def test_undisturbed_job_compares_every_capture_and_audits_each_kth(tmp_path: Pa
 def test_flipped_bit_is_noticed_at_its_step_and_an_audit_names_its_slice(
     tmp_path: Path, root: Path, victim: int
 ) -> None:
-    result = run_flipping(make_spec(tmp_path, root, replicas=2, audit_every=0), (2 * victim, 2 * victim + 1))
+    result = run_flipping(
+        make_spec(tmp_path, root, replicas=2, audit_every=0, **WARN), (2 * victim, 2 * victim + 1)
+    )
     first, *_ = found = findings(result)
     assert (first.step, first.is_audit, first.boxes[0].path) == (FLIP_AT, False, "['w']")
     assert victim in first.suspects
@@ -103,7 +107,7 @@ def test_flipped_copy_that_no_snapshot_takes_is_found_by_the_next_audit_with_its
     tmp_path: Path, root: Path
 ) -> None:
     """Each slice has every box of "w" once here; with one replica no capture has two copies to compare."""
-    result = run_flipping(make_spec(tmp_path, root, replicas=1, audit_every=4), (4,))
+    result = run_flipping(make_spec(tmp_path, root, replicas=1, audit_every=4, **WARN), (4,))
     (finding, *_) = findings(result)
     assert (finding.step, finding.is_audit, finding.suspects) == (7, True, (2,))
     assert finding.boxes[0].devices == (4,)
@@ -128,7 +132,7 @@ def test_restore_takes_the_majority_even_on_the_slice_whose_own_copy_is_wrong(
             for left, right in zip(copies[::2], copies[1::2], strict=True):
                 seen[step].append(np.concatenate([left, right], axis=1))
 
-    spec = make_spec(tmp_path, root, num_slices=4, replicas=4)
+    spec = make_spec(tmp_path, root, num_slices=4, replicas=4, **WARN)
     result = run_flipping(spec, (2, 3), faults={(1, FLIP_AT + 1): ("kill", 0)}, look=look)
     assert (result.worlds[-1].restored_step, result.worlds[-1].slices) == (FLIP_AT, (1, 2, 3))
     assert "['w'] of slice 1 refused: minority of 3 copies" in result.worlds[-1].explanation
@@ -146,3 +150,32 @@ def test_restore_prefers_an_older_step_on_which_two_copies_agree(tmp_path: Path,
     assert world.restored_step == FLIP_AT - 1
     assert f"step {FLIP_AT} cannot be trusted" in world.explanation
     assert result.report.steps.lost == 0
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_slice_that_a_majority_names_is_thrown_out_and_what_it_touched_runs_again_without_it(
+    tmp_path: Path, root: Path, victim: int
+) -> None:
+    spec = make_spec(tmp_path, root, replicas=3, rejoin_after_steps=3)
+    result = run_flipping(spec, (2 * victim, 2 * victim + 1))
+    (loss,) = of_kind(result.records, LossDetected)
+    assert (loss.slice_index, loss.detector) == (victim, "checksum")
+    assert loss.cause == f"its copy of ['w'] of step {FLIP_AT} differs from the majority's"
+    smaller, whole = result.worlds[-2:]
+    assert smaller.slices == tuple(index for index in range(3) if index != victim)
+    assert smaller.restored_step == FLIP_AT - 1  # the newest at which all copies agreed
+    assert f"step {FLIP_AT} cannot be trusted: copies differed from step {FLIP_AT} on" in smaller.explanation
+    assert whole.slices == (0, 1, 2)
+    assert set(result.report.invariants.values()) == {"held"}
+    assert result.report.snapshots.disagreements == 1
+    undisturbed = run(make_spec(tmp_path / "undisturbed", root))
+    assert result.losses == pytest.approx(undisturbed.losses, rel=1e-5)
+
+
+def test_two_slices_of_which_neither_can_be_named_go_on_and_the_report_says_so(
+    tmp_path: Path, root: Path
+) -> None:
+    result = run_flipping(make_spec(tmp_path, root, num_slices=2, replicas=2), (0, 1))
+    assert of_kind(result.records, LossDetected) == []
+    assert result.report.steps.committed == 12
+    assert result.report.invariants["copies_agree"] == "broken"

@@ -28,6 +28,7 @@ def main(rank: int, addresses: list[str]) -> None:
         jax_private.put_and_collect("done", "", rank, NUM_PROCESSES, TIMEOUT_S * 1000)
         jax_private.drop_backend()
         gc.collect()
+        print("traced", num_traces, flush=True)
         print("alive", sum(isinstance(found, _jax.Client) for found in gc.get_objects()), flush=True)
         kept.append(service)  # until both have left it
 
@@ -37,6 +38,18 @@ def train(world: int) -> None:
     everywhere = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec())
     whole = jax.make_array_from_callback((8,), everywhere, lambda index: np.ones(8)[index])
     jax.jit(lambda x: x * (world + 2), out_shardings=everywhere)(whole).block_until_ready()
+    double(whole).block_until_ready()
+
+
+num_traces = 0
+
+
+@jax.jit
+def double(x: jax.Array) -> jax.Array:
+    """A program that every world runs."""
+    global num_traces
+    num_traces += 1
+    return x.sum() * 2
 
 
 kept: list[object] = []

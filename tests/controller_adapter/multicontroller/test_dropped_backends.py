@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).with_name("dropped_backends.py")
 BOUND_S = 120
 
@@ -16,10 +18,11 @@ def free_addresses(num: int) -> list[str]:
     return addresses
 
 
+@pytest.mark.timeout(2 * BOUND_S)
 def test_dropped_backends_are_gone_though_a_program_was_compiled_for_all():
     """One that stays keeps its client, which aborts the process once the service of that world ends."""
     command = [sys.executable, str(SCRIPT)]
-    addresses = free_addresses(2)
+    addresses = free_addresses(3)
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
     processes = [
         subprocess.Popen(
@@ -33,4 +36,6 @@ def test_dropped_backends_are_gone_though_a_program_was_compiled_for_all():
         for process in processes:
             process.kill()
             process.wait()
-    assert [[line for line in lines if line.startswith("alive")] for lines in told] == [["alive 0"] * 2] * 2
+    assert [[line for line in lines if line.startswith("alive")] for lines in told] == [["alive 0"] * 3] * 2
+    # A program is traced in the first world only.
+    assert [[line for line in lines if line.startswith("traced")] for lines in told] == [["traced 1"] * 3] * 2

@@ -1,0 +1,197 @@
+"""A process that stands by waits at its session and takes the worker's place; its death is nobody's loss."""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic import low_priority
+from elastic.agent_standby import CALM_COMMITS, WARM_FILE, WarmWorker
+from elastic.job import JobSpec, save_job
+from elastic.protocol import Hello, TakeTurn
+from elastic.state import Config
+from elastic.wire import FramedSocket
+from elastic.worker_process import WorkerExit, start_time
+from elastic.worker_socket import WorkerSocket
+from reshard.ids import HostId
+from snapshot.arena import Arena
+from snapshot.job import JobLock
+
+BOUND_S = 30.0
+AT_SESSION = """
+import os, sys
+from pathlib import Path
+from elastic.agent_link import AgentLink
+from elastic.job import load_job
+directory = Path(os.environ["ELASTIC_DIR"])
+AgentLink(load_job(directory), 0, lambda: None)
+(directory / "turn").write_text(str(os.getpid()))
+sys.stdin.read()
+import time; time.sleep(60)
+"""
+ENDS = "raise SystemExit(3)"
+
+
+@dataclass
+class Host:
+    """What an agent has for its standby: a socket, an arena's directory, a clock that a test moves."""
+
+    spec: JobSpec
+    directory: Path
+    inbox: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
+    now_s: float = 0.0
+
+    def warm(self) -> WarmWorker:
+        return WarmWorker(self.spec, 0, self.directory, self.inbox.put, clock=lambda: self.now_s)
+
+    def next(self, kind: type[Any]) -> Any:
+        deadline_s = time.monotonic() + BOUND_S
+        while time.monotonic() < deadline_s:
+            item = self.inbox.get(timeout=BOUND_S)
+            if isinstance(item, kind) or (isinstance(item, tuple) and isinstance(item[1], kind)):
+                return item
+        raise AssertionError(f"no {kind.__name__} came")
+
+
+@pytest.fixture
+def make_host(tmp_path: Path) -> Iterator[Callable[[str], Host]]:
+    opened: list[Any] = []
+
+    def make(script: str) -> Host:
+        spec = JobSpec(
+            job_id="standby",
+            directory=tmp_path,
+            adapter="multicontroller",
+            in_place="proven",
+            simulated_faults=False,
+            command=(sys.executable, "-c", script),
+            service_command=(),
+            config=Config(num_slices=1),
+            shm_root=tmp_path / "shm",
+        )
+        spec.shm_root.mkdir()
+        save_job(spec)
+        lock = JobLock.acquire(spec.job_id, root=spec.shm_root)
+        arena = Arena.create(spec.job_id, HostId(0), root=spec.shm_root)
+        host = Host(spec, arena.directory)
+        socket = WorkerSocket(spec.socket_path(0), host.inbox.put)
+        opened.extend([socket.close, arena.unlink, lock.unlink])
+        return host
+
+    yield make
+    for close in opened:
+        close()
+
+
+def prepare(warm: WarmWorker) -> int:
+    """Commits until a process is prepared; returns it."""
+    for _ in range(CALM_COMMITS):
+        warm.committed()
+    assert warm.pid is not None
+    return warm.pid
+
+
+def meet(host: Host, warm: WarmWorker) -> FramedSocket:
+    assert warm.pid is not None
+    low_priority.restore(warm.pid)  # a busy machine would let it wait
+    connection, hello = host.next(Hello)
+    assert warm.meet(connection, hello)
+    return connection
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + BOUND_S
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    return start_time(pid) != -1 and Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+
+
+def test_standby_waits_at_its_session_at_low_priority_until_its_turn(make_host: Any) -> None:
+    host = make_host(AT_SESSION)
+    warm = host.warm()
+    pid = prepare(warm)
+    assert low_priority.is_lowered(pid)
+    connection = meet(host, warm)
+    assert warm.is_ready
+    assert not (host.spec.directory / "turn").exists()
+    taken = warm.take()
+    assert taken is not None
+    assert taken.process.pid == pid
+    assert not low_priority.is_lowered(pid)
+    assert warm.pid is None
+    connection.send(TakeTurn())
+    wait_until(lambda: (host.spec.directory / "turn").exists())
+    taken.end(wait=True)
+    assert not is_alive(pid)
+
+
+def test_standby_is_not_prepared_before_the_world_is_calm_nor_without_being_wanted(make_host: Any) -> None:
+    host = make_host(AT_SESSION)
+    warm = host.warm()
+    for _ in range(CALM_COMMITS - 1):
+        warm.committed()
+    warm.recovering(has_worker=True)
+    warm.committed()
+    assert warm.pid is None
+    assert warm.take() is None
+
+
+def test_standby_under_way_is_stopped_while_a_recovery_goes_on(make_host: Any) -> None:
+    host = make_host("import time; time.sleep(60)")
+    warm = host.warm()
+    pid = prepare(warm)
+    warm.recovering(has_worker=True)
+    wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    prepare(warm)
+    wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T")
+    warm.close()
+    assert not is_alive(pid)
+
+
+def test_standby_that_dies_is_prepared_again_after_growing_pauses(make_host: Any) -> None:
+    host = make_host(ENDS)
+    warm = host.warm()
+    for pause_s in (1.0, 2.0, 4.0):
+        pid = prepare(warm)
+        low_priority.restore(pid)
+        exit_ = host.next(WorkerExit)
+        assert exit_.pid == pid
+        assert warm.ended(exit_)
+        warm.committed()
+        assert warm.pid is None
+        host.now_s += pause_s * 0.99
+        warm.committed()
+        assert warm.pid is None
+        host.now_s += pause_s * 0.02
+    assert not warm.ended(WorkerExit(pid=os.getpid(), status=None))
+
+
+def test_standby_ends_with_its_agents_connection(make_host: Any) -> None:
+    host = make_host(AT_SESSION)
+    warm = host.warm()
+    pid = prepare(warm)
+    meet(host, warm).close()  # as when the agent dies
+    wait_until(lambda: not is_alive(pid))
+    assert warm.ended(host.next(WorkerExit))
+
+
+def test_standby_of_an_earlier_agent_is_ended_by_the_next(make_host: Any) -> None:
+    host = make_host("import time; time.sleep(60)")
+    pid = prepare(host.warm())
+    assert (host.directory / WARM_FILE).exists()
+    later = host.warm()
+    wait_until(lambda: not is_alive(pid))
+    assert not (host.directory / WARM_FILE).exists()
+    assert later.pid is None
