@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from model_job import Job
+from straggler_records import committed, formed
 
+from elastic.copy_check import Convicted
 from elastic.events import Phase, Stage, StopAfter, WorkerState
 from elastic.members import host_of, label_of, member_of, name_of
 from elastic.quarantine import Flapping
 from elastic.records import LossDetected, PhaseEntered, SliceQuarantined, WorldFormed
+from elastic.repeated_deaths import Deaths
+from elastic.shadow_events import StartShadow
 from elastic.state import Config
+from elastic.stragglers import StragglerWatch
 from reshard.errors import UsageError
 from reshard.ids import HostId
 
@@ -156,3 +163,70 @@ def test_slice_cut_off_as_a_whole_has_its_lease_waited_out() -> None:
     run.run(until_s=90.0)
     loss = next(loss for loss in run.records(LossDetected) if loss.slice_index == 0)
     assert loss.unix_s - loss.last_life_unix_s >= run.config.timing.lease_s
+
+
+def test_spare_slice_takes_the_place_of_one_that_lost_a_host_and_the_lost_one_is_the_next_spare() -> None:
+    run = job(spares=1, rejoin_after_steps=0, min_slices=2)
+    run.when_step(5, lambda: run.kill_worker(1))
+    run.when(
+        lambda job: len(job.formed) == 2 and job.state.newest_committed == 20, lambda: run.kill_worker(3)
+    )
+    run.run().assert_completed()
+    assert formed_slices(run) == [(0, 1), (2, 1), (2, 0)]
+    assert lost_hosts(run) == [(0, 1), (1, 1)]
+
+
+def test_spare_slice_that_is_not_whole_takes_nobodys_place() -> None:
+    run = job(spares=1, rejoin_after_steps=None)
+    run.when_step(3, lambda: run.kill_worker(5))
+    run.when_step(8, lambda: run.kill_worker(3))
+    run.run().assert_completed()
+    assert formed_slices(run) == [(0, 1), (0,)]
+    assert run.state.spares() == frozenset({2, 4})
+
+
+def test_slice_with_a_wrong_copy_is_thrown_out_with_all_of_its_hosts() -> None:
+    run = job(3, on_corruption="throw-out", rejoin_after_steps=3)
+    wrong = (Convicted(slice_index=1, path="weights", step=5),)
+
+    def convict() -> None:
+        run.state = replace(run.state, copies=replace(run.state.copies, convicted=wrong))
+
+    run.when_step(5, convict)
+    run.run().assert_completed()
+    assert lost_hosts(run) == [(1, 0)]
+    assert formed_slices(run) == [(0, 1, 2), (0, 2), (0, 1, 2)]
+    assert [host.num_workers for host in run.hosts] == [1, 1, 2, 2, 1, 1]
+    assert [run.state.member(index).losses_in_row for index in (2, 3)] == [1, 1]
+
+
+def test_programs_are_not_compiled_beside_a_world_of_several_hosts_a_slice() -> None:
+    run = job(3, precompile=True)
+    run.run().assert_completed()
+    assert not [command for command in run.sent if isinstance(command, StartShadow)]
+
+
+def test_deaths_at_one_step_name_slice_and_host() -> None:
+    deaths = Deaths()
+    for generation in (1, 2):
+        deaths = deaths.died(7, generation, 3, "SIGKILL", "")
+    assert "killed at step 8 2 times in a row (exit by SIGKILL; slice 1 host 1, slice 1 host 1)" in (
+        deaths.verdict(2, 2)
+    )
+
+
+def test_slow_host_is_told_with_its_slice() -> None:
+    watch = StragglerWatch(hosts_per_slice=2)
+    watch.hear(formed(1, (0, 1)))
+    told = [
+        found
+        for step in range(64)
+        for index, host in ((0, 0), (0, 1), (1, 0), (1, 1))
+        for found in watch.hear(
+            replace(
+                committed(step, index), host_index=host, host_s=0.05 if (index, host) == (1, 1) else 0.002
+            )
+        )
+    ]
+    (seen,) = told
+    assert (seen.slice_index, seen.host_index, seen.where) == (1, 1, "input")

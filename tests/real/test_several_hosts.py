@@ -15,6 +15,7 @@ from elastic.records import (
     StateRestored,
     StepCommitted,
     WorkerEvent,
+    WorldFormed,
     of_kind,
 )
 
@@ -120,3 +121,23 @@ def test_two_slices_that_lose_a_host_each_wait_for_them_and_go_on_from_memory(tm
     assert "WAITING" in {record.phase for record in of_kind(run.records, PhaseEntered)}
     assert [len(pids(run, *host)) for host in ((0, 1), (1, 0))] == [1, 1]
     assert run.report.recoveries[-1].slices_after in ((0,), (0, 1))
+
+
+def test_spare_slice_takes_the_place_of_one_that_lost_a_host_under_another_coordinator(
+    tmp_path: Path,
+) -> None:
+    faults = ("--fault", "kill:coordinator@step=10", "--fault", "kill:slice=1,host=1@step=60")
+    steps = 120
+    run = train(tmp_path, "--spares", "1", *faults, "--rehearsals", "0", steps=steps)
+    assert_nothing_lost(run, steps)
+    assert left_behind(run.report.run.id) == []
+    assert [takeover.goes_on for takeover in run.report.takeovers] == [True]
+    worlds = [world.slices for world in of_kind(run.records, WorldFormed)]
+    assert worlds == [(0, 1), (0, 2)]
+    (loss,) = of_kind(run.records, LossDetected)
+    assert (loss.slice_index, loss.host_index) == (1, 1)
+    # Every host's commit of every step is in the history once, whichever coordinator wrote it.
+    told = [(c.slice_index, c.host_index, c.generation, c.step) for c in of_kind(run.records, StepCommitted)]
+    assert len(told) == len(set(told))
+    hosts = {(c[0], c[1]) for c in told if c[3] == steps - 1}
+    assert hosts == {(0, 0), (0, 1), (2, 0), (2, 1)}
