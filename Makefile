@@ -48,7 +48,7 @@ test: $(INSTALLED_TEST) ## Run the tests (at most 5 minutes; ARGS="-k name" narr
 	$(PYTEST) -m "not slow and not soak" $(ARGS)
 
 test-real: $(INSTALLED_TEST) ## One draw of each family of faults on real processes (those that make test leaves out)
-	$(PYTEST) -m "real and slow and not soak" $(ARGS)
+	$(PYTEST) -m "real and slow and not soak" --draw $(ARGS)
 
 test-all: $(INSTALLED_TEST) ## Every test, the long ones too
 	HYPOTHESIS_PROFILE=deep $(PYTEST) $(ARGS)

@@ -28,7 +28,7 @@ class StragglerRule:
     """When a slice counts as slow. `factor` is of its median over that of the others."""
 
     factor: float = 1.5
-    num_windows: int = 3
+    num_windows: int = 4
     """Windows in a row that must find it slow, or well again."""
     input_steps: int = 16
     device_probes: int = 3

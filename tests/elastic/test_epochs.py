@@ -17,7 +17,7 @@ from elastic.agent_stream import CoordinatorStream, StreamLost
 from elastic.arbiter import FencedError
 from elastic.control_channel import bearer, write_place
 from elastic.control_pb2_grpc import ControlStub
-from elastic.control_server import make_server
+from elastic.control_server import CLOSED, make_server
 from elastic.coordinator import Coordinator
 from elastic.events import (
     AgentAttached,
@@ -147,10 +147,17 @@ class Desk:
     def __init__(self) -> None:
         self.outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.attached: queue.SimpleQueue[pb.Envelope] = queue.SimpleQueue()
+        self.num_attached = 0
 
     def attach(self, first: pb.Envelope) -> queue.SimpleQueue[Any]:
+        self.num_attached += 1
         self.attached.put(first)
         return self.outbox
+
+    def close(self) -> None:
+        """End the streams that wait for something to send: their threads would keep the process."""
+        for _ in range(self.num_attached):
+            self.outbox.put(CLOSED)
 
     def say(self, epoch: int, why: str) -> None:
         kind, body = CONTROL_CODEC.encode(EndWorker(member=0, why=why))
@@ -181,7 +188,8 @@ def desks(spec: JobSpec) -> Iterator[Any]:
         return desk
 
     yield build
-    for server, _ in servers:
+    for server, desk in servers:
+        desk.close()
         server.stop(grace=None).wait()
 
 

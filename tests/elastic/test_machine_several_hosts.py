@@ -220,7 +220,7 @@ def test_slow_host_is_told_with_its_slice() -> None:
     watch.hear(formed(1, (0, 1)))
     told = [
         found
-        for step in range(64)
+        for step in range(80)
         for index, host in ((0, 0), (0, 1), (1, 0), (1, 1))
         for found in watch.hear(
             replace(

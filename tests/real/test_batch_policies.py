@@ -31,6 +31,7 @@ def assert_held(run: Run) -> None:
     assert report.samples.consumed == sum(len(ids) for ids in run.samples().values())
 
 
+@pytest.mark.family("batch policies")
 def test_micro_batches_give_the_losses_of_the_undisturbed_run(tmp_path: Path) -> None:
     undisturbed = launch(tmp_path / "one", EXAMPLE, "--fault", "none")
     run = launch(tmp_path / "two", EXAMPLE, *FAULT)
@@ -40,6 +41,7 @@ def test_micro_batches_give_the_losses_of_the_undisturbed_run(tmp_path: Path) ->
     assert run.losses() == pytest.approx(undisturbed.losses(), rel=1e-3)
 
 
+@pytest.mark.family("batch policies")
 def test_slice_batch_runs_old_steps_again_as_they_were_and_new_ones_smaller(tmp_path: Path) -> None:
     script = tmp_path / "slice_batch.py"
     source = EXAMPLE.read_text()

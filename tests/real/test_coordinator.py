@@ -156,6 +156,7 @@ def worlds(run: Run) -> list[tuple[int, ...]]:
     return [record.slices for record in of_kind(run.records, WorldFormed)]
 
 
+@pytest.mark.family("coordinator killed")
 def test_training_goes_on_without_a_new_generation_when_the_coordinator_is_killed(training: Training) -> None:
     training.wait_step(20)
     os.kill(training.coordinator(), signal.SIGKILL)
@@ -186,6 +187,7 @@ def test_coordinator_that_hangs_is_replaced_and_finds_itself_fenced(training: Tr
     assert worlds(run) == [(0, 1)]
 
 
+@pytest.mark.family("coordinator killed")
 def test_coordinator_killed_in_the_middle_of_a_recovery_is_followed_by_one_that_finishes_it(
     training: Training,
 ) -> None:
@@ -201,6 +203,7 @@ def test_coordinator_killed_in_the_middle_of_a_recovery_is_followed_by_one_that_
     assert (0,) in worlds(run)  # and slice 1 joins, if there is time
 
 
+@pytest.mark.family("coordinator killed")
 def test_coordinator_and_worker_killed_at_once_cost_no_step(training: Training) -> None:
     training.wait_step(20)
     coordinator, worker = training.coordinator(), training.worker(0)
@@ -212,6 +215,7 @@ def test_coordinator_and_worker_killed_at_once_cost_no_step(training: Training) 
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.family("runtime service")
 def test_runtime_service_that_is_gone_costs_a_generation_and_no_slice(
     training: Training, number: signal.Signals
 ) -> None:

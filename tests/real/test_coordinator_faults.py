@@ -43,6 +43,7 @@ def digest(tmp_path_factory: pytest.TempPathFactory) -> str:
         pytest.param("stop:coordinator@step=4,heal=3", marks=pytest.mark.soak),
     ],
 )
+@pytest.mark.family("coordinator killed")
 def test_coordinator_struck_while_steps_run_costs_no_step_and_no_world(
     tmp_path: Path, digest: str, fault: str
 ) -> None:
@@ -54,6 +55,7 @@ def test_coordinator_struck_while_steps_run_costs_no_step_and_no_world(
 @pytest.mark.parametrize(
     "phases", [("RESTORING",), pytest.param(PHASES, marks=pytest.mark.soak)], ids=["one", "all"]
 )
+@pytest.mark.family("coordinator killed")
 def test_coordinator_killed_in_a_phase_of_a_recovery(
     tmp_path: Path, digest: str, phases: tuple[str, ...]
 ) -> None:

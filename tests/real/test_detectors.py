@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(600)]
     ["while True: pass", "lock = threading.Lock(); lock.acquire(); lock.acquire()"],
     ids=["loop", "lock"],
 )
+@pytest.mark.family("hang")
 def test_slice_that_hangs_in_a_step_is_ended_and_the_others_go_on(tmp_path: Path, hang: str) -> None:
     body = f"""
         if SLICE == "1" and not FLAG.exists():
@@ -49,6 +50,7 @@ def test_error_of_the_script_on_one_slice_ends_the_job_at_once_with_its_own_mess
     assert left_behind(run.report.run.id) == []
 
 
+@pytest.mark.family("out of memory")
 def test_devices_out_of_memory_are_no_lost_slice_and_end_the_job_after_a_second_try(tmp_path: Path) -> None:
     body = 'if SLICE == "1": jnp.zeros(1 << 44).block_until_ready()'
     run = launch(tmp_path, body, "--slices", "2")

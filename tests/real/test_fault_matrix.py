@@ -49,6 +49,7 @@ def struck(run: Run) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("first", [None, *EVERY_SLICE])
+@pytest.mark.family("fault matrix")
 def test_workers_killed_stopped_and_told_to_leave_cost_nothing(
     tmp_path: Path, digest: str, first: int | None
 ) -> None:
@@ -63,6 +64,7 @@ def test_workers_killed_stopped_and_told_to_leave_cost_nothing(
 
 
 @pytest.mark.parametrize("index", [None, *EVERY_SLICE])
+@pytest.mark.family("agents")
 def test_agents_killed_stopped_for_a_while_and_told_to_end_lose_nothing(
     tmp_path: Path, digest: str, index: int | None
 ) -> None:
@@ -76,6 +78,7 @@ def test_agents_killed_stopped_for_a_while_and_told_to_end_lose_nothing(
     assert_survived(run, digest)
 
 
+@pytest.mark.family("agents")
 def test_agent_that_is_stopped_for_good_is_replaced_and_its_slice_comes_back(
     tmp_path: Path, digest: str
 ) -> None:
@@ -88,6 +91,7 @@ def test_agent_that_is_stopped_for_good_is_replaced_and_its_slice_comes_back(
     "fault",
     ["kill:service", *(pytest.param(f"{kind}:service", marks=pytest.mark.soak) for kind in ("term", "stop"))],
 )
+@pytest.mark.family("runtime service")
 def test_runtime_service_takes_no_snapshot_along(tmp_path: Path, digest: str, fault: str) -> None:
     run = run_with(tmp_path, [f"{fault}@step=4"], timeout_s=BOUND_S)
     assert_survived(run, digest)
@@ -96,6 +100,7 @@ def test_runtime_service_takes_no_snapshot_along(tmp_path: Path, digest: str, fa
 @pytest.mark.parametrize(
     "kind", ["kill", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("stop", "term"))]
 )
+@pytest.mark.family("fault matrix")
 def test_two_at_once_then_a_host_then_all(tmp_path: Path, digest: str, kind: str) -> None:
     one, other, third = victims("several")
     faults = in_rounds(
@@ -107,6 +112,7 @@ def test_two_at_once_then_a_host_then_all(tmp_path: Path, digest: str, kind: str
 @pytest.mark.parametrize(
     "kind", ["kill", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("stop", "term", "host"))]
 )
+@pytest.mark.family("second loss")
 def test_second_fault_in_each_phase_of_the_recovery_of_the_first(
     tmp_path: Path, digest: str, kind: str
 ) -> None:
@@ -121,6 +127,7 @@ def test_second_fault_in_each_phase_of_the_recovery_of_the_first(
 
 
 @pytest.mark.parametrize("times", [3, pytest.param(10, marks=pytest.mark.soak)])
+@pytest.mark.family("fault matrix")
 def test_slice_that_flaps_and_dies_while_joining_fails_no_job(
     tmp_path: Path, digest: str, times: int
 ) -> None:

@@ -95,6 +95,7 @@ def explanations(run: Run) -> list[str]:
     return [world.explanation for world in of_kind(run.records, WorldFormed)]
 
 
+@pytest.mark.family("layouts")
 def test_rows_that_do_not_divide_over_the_slices_left_cost_no_step(tmp_path: Path) -> None:
     run = train(
         tmp_path, "--slices", "4", "--fault", "host:slice=1@step=15", "--rejoin-after-steps", "5",
@@ -108,6 +109,7 @@ def test_rows_that_do_not_divide_over_the_slices_left_cost_no_step(tmp_path: Pat
         assert recovery.bytes_moved == recovery.bytes_lower_bound > 0
 
 
+@pytest.mark.family("layouts")
 def test_script_with_a_rule_of_its_own_gets_a_world_planned_for_it(tmp_path: Path) -> None:
     run = train(
         tmp_path, "--slices", "4", "--fault", "kill:slice=1+2@step=15", "--rejoin-after-steps", "never",
@@ -120,6 +122,7 @@ def test_script_with_a_rule_of_its_own_gets_a_world_planned_for_it(tmp_path: Pat
     assert again.endswith("; the state is laid out as the script did it on 2 slices before")
 
 
+@pytest.mark.family("layouts")
 def test_rehearsal_shows_how_the_script_lays_out_the_state_on_fewer_slices(tmp_path: Path) -> None:
     run = train(
         tmp_path, "--slices", "3", "--fault", "kill:slice=1@step=15", "--rejoin-after-steps", "never",
@@ -131,6 +134,7 @@ def test_rehearsal_shows_how_the_script_lays_out_the_state_on_fewer_slices(tmp_p
     assert len(explanations(run)) == 3  # the rehearsal, the first world, the one after the loss
 
 
+@pytest.mark.family("layouts")
 def test_slice_that_the_mesh_cannot_take_is_idle_until_the_lost_one_is_back(tmp_path: Path) -> None:
     run = train(
         tmp_path, "--slices", "4", "--fault", "kill:slice=3@step=15", "--rejoin-after-steps", "5",

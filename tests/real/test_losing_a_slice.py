@@ -48,6 +48,7 @@ def test_survivors_of_the_first_slice_take_the_smaller_program_from_the_compile_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cadence", ["4", "auto:5%"])
+@pytest.mark.family("cadences")
 def test_slices_capture_the_same_steps_at_any_cadence_and_a_loss_costs_none(
     tmp_path: Path, baseline: Run, cadence: str
 ) -> None:
@@ -67,6 +68,7 @@ def test_slices_capture_the_same_steps_at_any_cadence_and_a_loss_costs_none(
 
 
 @pytest.mark.slow
+@pytest.mark.family("one slice lost")
 def test_last_slice_may_be_lost(tmp_path: Path, baseline: Run) -> None:
     run = demo(tmp_path, *REJOIN, faults=["kill:slice=2@step=15"])
     assert_nothing_lost(run)
@@ -77,6 +79,7 @@ def test_last_slice_may_be_lost(tmp_path: Path, baseline: Run) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["stop", "term", "host"])
+@pytest.mark.family("one slice lost")
 def test_other_ways_to_lose_a_slice(tmp_path: Path, baseline: Run, kind: str) -> None:
     run = demo(tmp_path, *REJOIN, faults=[f"{kind}:slice=1@step=15"])
     assert_nothing_lost(run)
@@ -97,6 +100,7 @@ def test_killed_agent_is_replaced_and_its_worker_adopted(tmp_path: Path, baselin
 
 @pytest.mark.slow
 @pytest.mark.parametrize("slices", ["0+1", "0+1+2"])
+@pytest.mark.family("several slices lost")
 def test_several_slices_at_once(tmp_path: Path, baseline: Run, slices: str) -> None:
     run = demo(tmp_path, *REJOIN, faults=[f"kill:slice={slices}@step=15"])
     assert_nothing_lost(run)
@@ -104,6 +108,7 @@ def test_several_slices_at_once(tmp_path: Path, baseline: Run, slices: str) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.family("several slices lost")
 def test_loss_while_the_first_step_compiles(tmp_path: Path) -> None:
     run = demo(tmp_path, *REJOIN, steps=30, faults=["kill:slice=2@step=0"])
     assert_nothing_lost(run, steps=30)
@@ -111,6 +116,7 @@ def test_loss_while_the_first_step_compiles(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", ["FENCING", "RESTORING", "REBUILDING", "REPLAYING"])
+@pytest.mark.family("second loss")
 def test_loss_during_the_recovery_of_another(tmp_path: Path, baseline: Run, phase: str) -> None:
     faults = ["kill:slice=1@step=15", f"kill:slice=2@phase={phase}"]
     run = demo(tmp_path, *REJOIN, faults=faults)

@@ -109,6 +109,7 @@ def is_whole(records: list[Record], slices: int) -> bool:
 
 
 @pytest.mark.parametrize(("slices", "cut_off"), [(3, 1), (2, 0)])
+@pytest.mark.family("partition")
 def test_slice_cut_off_stops_itself_and_comes_back_as_new_while_the_others_go_on(
     net: NamespaceNet, tmp_path: Path, digests: str, slices: int, cut_off: int
 ) -> None:
@@ -129,6 +130,7 @@ def test_slice_cut_off_stops_itself_and_comes_back_as_new_while_the_others_go_on
     assert_survived(job.finish(), digests)
 
 
+@pytest.mark.family("partition")
 def test_cut_between_two_workers_holds_the_step_up_and_costs_nothing_once_healed(
     net: NamespaceNet, tmp_path: Path, digests: str
 ) -> None:
@@ -142,6 +144,7 @@ def test_cut_between_two_workers_holds_the_step_up_and_costs_nothing_once_healed
     assert_survived(job.finish(), digests)
 
 
+@pytest.mark.family("partition")
 def test_coordinator_out_of_everybodys_reach_for_less_than_the_lease_stops_no_training(
     net: NamespaceNet, tmp_path: Path, digests: str
 ) -> None:

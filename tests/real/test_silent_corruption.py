@@ -78,6 +78,7 @@ def launch(tmp_path: Path, *options: str, pause_s: float = 0.0, steps: int = 40)
     return finish(start(tmp_path, "launch", *wanted, "--", str(script)), directory)
 
 
+@pytest.mark.family("silent corruption")
 def test_slice_with_a_flipped_bit_is_thrown_out_and_comes_back_with_the_state_of_the_others(
     tmp_path: Path,
 ) -> None:
@@ -93,6 +94,7 @@ def test_slice_with_a_flipped_bit_is_thrown_out_and_comes_back_with_the_state_of
     assert left_behind(run.report.run.id) == []
 
 
+@pytest.mark.family("silent corruption")
 def test_flipped_bit_in_one_process_is_named_by_step_array_slice_and_device(tmp_path: Path) -> None:
     run = launch(tmp_path, "--on-corruption", "warn", "--replicas", "2", "--audit-every", "10")
     assert run.status == 3, run.output  # an invariant is broken, and the run is complete

@@ -28,6 +28,7 @@ def launch(directory: Path, *arguments: str, script: str = SHARDED) -> Run:
 @pytest.mark.parametrize(
     ("replicas", "fault"), [("2", "host:slice=1@step=40"), ("3", "host:slice=0+2@step=40")]
 )
+@pytest.mark.family("hosts lost")
 def test_hosts_lost_with_their_memory_lose_nothing_of_state_sharded_over_slices(
     tmp_path: Path, replicas: str, fault: str
 ) -> None:
@@ -42,6 +43,7 @@ def test_hosts_lost_with_their_memory_lose_nothing_of_state_sharded_over_slices(
     assert report.invariants["no_sample_lost"] == "held"
 
 
+@pytest.mark.family("snapshots")
 def test_all_hosts_lost_go_on_from_the_persistent_tier_and_the_next_run_from_its_end(tmp_path: Path) -> None:
     tier = tmp_path / "tier"
     persist = ("--persist-dir", str(tier), "--persist-every", "10")
@@ -78,6 +80,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(disk)], check=True)
 
 
+@pytest.mark.family("snapshots")
 def test_full_disk_is_told_and_training_goes_on(tmp_path: Path, small_disk: Path) -> None:
     tier = small_disk / "tier"
     persist = ("--persist-dir", str(tier), "--persist-every", "15")

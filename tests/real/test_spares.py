@@ -121,6 +121,7 @@ def assert_nothing_left(run: Run) -> None:
     assert processes_naming(str(run.directory)) == []
 
 
+@pytest.mark.family("warm processes")
 def test_warm_process_and_precompiled_program_are_there_when_a_slice_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +150,7 @@ def test_warm_process_and_precompiled_program_are_there_when_a_slice_is_lost(
     assert_nothing_left(run)
 
 
+@pytest.mark.family("warm processes")
 def test_warm_process_of_a_killed_agent_ends_and_is_no_loss(tmp_path: Path) -> None:
     job = Job(tmp_path, "--slices", "1", steps=NO_END, gate=GATE)
     job.wait("a warm process", lambda _: of_kind(job.records(), StepCommitted) and job.num_connected(0) == 2)
@@ -190,6 +192,7 @@ def test_run_with_a_spare_is_bit_identical_to_one_without_the_fault(tmp_path: Pa
     assert_nothing_left(run)
 
 
+@pytest.mark.family("joiners")
 def test_joiner_that_dies_while_joining_never_stops_the_others(tmp_path: Path) -> None:
     options = ("--slices", "2", "--rejoin-after-steps", "2", "--quarantine-s", "0", "--no-precompile")
     job = Job(tmp_path, *options, "--fault", "kill:slice=1@step=8", steps=NO_END)

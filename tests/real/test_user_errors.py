@@ -30,6 +30,7 @@ def assert_stopped(run: Run, said: str) -> None:
     assert left_behind(run.report.run.id) == []
 
 
+@pytest.mark.family("not finite")
 def test_nan_that_jax_debug_nans_finds_ends_the_job_with_its_message(tmp_path: Path) -> None:
     prepare = 'jax.config.update("jax_debug_nans", True)'
     run = launch(tmp_path, "jnp.log(jnp.float32(-1.0))", *TWO, prepare=prepare)
@@ -37,6 +38,7 @@ def test_nan_that_jax_debug_nans_finds_ends_the_job_with_its_message(tmp_path: P
     assert of_kind(run.records, LossDetected) == []
 
 
+@pytest.mark.family("not finite")
 def test_loss_that_is_nan_is_told_with_its_first_step_and_training_goes_on(tmp_path: Path) -> None:
     run = launch(tmp_path, "pass", *TWO, loss="jnp.where(step < 6, 1.0, jnp.nan)")
     assert_nothing_lost(run, steps=STEPS)
@@ -45,12 +47,14 @@ def test_loss_that_is_nan_is_told_with_its_first_step_and_training_goes_on(tmp_p
     assert "Loss is not finite since step 6" in run.output
 
 
+@pytest.mark.family("out of memory")
 def test_array_too_large_for_the_host_ends_the_job_as_out_of_memory(tmp_path: Path) -> None:
     run = launch(tmp_path, 'if SLICE == "1": np.ones(1 << 50)', *TWO)
     assert_stopped(run, "on slice 1: the host is out of memory: MemoryError: Unable to allocate")
     assert of_kind(run.records, LossDetected) == []
 
 
+@pytest.mark.family("killed at a step")
 def test_worker_killed_at_the_same_step_in_each_world_ends_the_job_and_names_the_step(tmp_path: Path) -> None:
     body = """
         if int(SLICE) == world.slices[0]:
@@ -76,6 +80,7 @@ def group(tmp_path: Path) -> Iterator[Path]:
     made.rmdir()
 
 
+@pytest.mark.family("killed at a step")
 def test_worker_that_the_kernel_kills_for_want_of_memory_is_told_as_that(tmp_path: Path, group: Path) -> None:
     prepare = f"""
         if SLICE == "0":
