@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from chaos.faults import JOINING, AtPhase, AtStep, Fault
 from elastic.records import PhaseEntered, Record, RunStarted, StepCommitted, WorkerEvent, WorldFormed
+from reshard.ids import HostId
 
 JOINING_S = 2.0
 """A joining worker is struck within so long of its start: while it imports, connects, or is just ready."""
@@ -25,7 +26,7 @@ class Moment:
     phase: str = ""
     nth: int = 0
     nth_of_round: int = 0
-    joiner: int | None = None
+    joiner: HostId | None = None
     within_s: float = 0.0
 
     def is_for(self, fault: Fault) -> bool:
@@ -36,11 +37,15 @@ class Moment:
         if isinstance(at, AtStep):
             reached = self.step if at.round is None else self.step_of_round
             return self.step is not None and reached is not None and at.step <= reached
-        return self._is_phase(at) and (self.joiner is None or self.joiner in fault.slices)
+        return self._is_phase(at) and (self.joiner is None or _strikes(fault, self.joiner))
 
     def _is_phase(self, at: AtPhase) -> bool:
         nth = self.nth if at.round is None else self.nth_of_round
         return at.phase == self.phase and at.nth in (None, nth)
+
+
+def _strikes(fault: Fault, host: HostId) -> bool:
+    return host.slice_index in fault.slices and fault.host in (None, host.host_index)
 
 
 class Course:
@@ -72,7 +77,9 @@ class Course:
         elif isinstance(record, PhaseEntered) and self._is_real:
             return self._enter(record.phase)
         elif isinstance(record, WorkerEvent) and record.state == "started" and self._newest >= 0:
-            return self._moment(phase=JOINING, joiner=record.slice_index, within_s=JOINING_S)
+            return self._moment(
+                phase=JOINING, joiner=HostId(record.slice_index, record.host_index), within_s=JOINING_S
+            )
         return None
 
     def _enter(self, phase: str) -> Moment | None:
@@ -90,7 +97,7 @@ class Course:
         return self._moment(phase=phase) if self._recoveries else None
 
     def _moment(
-        self, *, step: int | None = None, phase: str = "", joiner: int | None = None, within_s: float = 0.0
+        self, *, step: int | None = None, phase: str = "", joiner: HostId | None = None, within_s: float = 0.0
     ) -> Moment:
         return Moment(
             round=self._round,

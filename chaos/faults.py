@@ -2,14 +2,15 @@
 
     KIND:TARGET@WHEN[,round=K][,heal=SECONDS]
 
-    TARGET  slice=1  slice=0+2  agent=1  spare=1  coordinator  service
+    TARGET  slice=1  slice=0+2  slice=1,host=0  agent=1  spare=1  coordinator  service
     WHEN    step=60  phase=FENCING  phase=REPLAYING,nth=2
 
 A *round* begins when the world is whole: the first one with the first world, the next one when all slices are
 back after a loss. A fault of round K waits for it, and counts steps and recoveries from there: so several
 faults, and what they lead to, come one after the other in one run, however long each takes.
 
-`kill:slice=1@step=60` is SIGKILL of slice 1's worker while step 60 runs; docs/chaos.md has them all.
+`kill:slice=1@step=60` is SIGKILL of slice 1's worker while step 60 runs; docs/chaos.md has them all. Where a
+slice has several hosts, `slice=1,host=0` is for one of them, else all are hit.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ JOINING = "JOINING"
 EXAMPLE = "kill:slice=1@step=60"
 
 _FORM = re.compile(
-    r"(?P<kind>[a-z]+):(?P<role>[a-z]+)(=(?P<slices>\d+(\+\d+)*))?"
+    r"(?P<kind>[a-z]+):(?P<role>[a-z]+)(=(?P<slices>\d+(\+\d+)*)(,host=(?P<host>\d+))?)?"
     r"@(?P<when>step|phase)=(?P<value>\w+)(?P<options>(,\w+=[\w.]+)*)"
 )
 
@@ -83,7 +84,8 @@ def _round_text(number: int | None) -> str:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """One fault: `kind` happens to the processes of `role`, of these slices at once, at a moment, and is
-    healed `heal_s` later (None: by nobody but the job's own supervision).
+    healed `heal_s` later (None: by nobody but the job's own supervision). To one `host` of each slice, or
+    (None) to all of them.
     """
 
     kind: str
@@ -91,6 +93,7 @@ class Fault:
     slices: tuple[int, ...] = ()
     at: AtStep | AtPhase
     heal_s: float | None = None
+    host: int | None = None
 
     def __post_init__(self) -> None:
         known = KINDS.get(self.kind)
@@ -111,16 +114,17 @@ class Fault:
     @property
     def target(self) -> str:
         """Whom it strikes, as it is written."""
-        return self.role + (f"={'+'.join(map(str, self.slices))}" if self.slices else "")
+        host = "" if self.host is None else f",host={self.host}"
+        return self.role + (f"={'+'.join(map(str, self.slices))}{host}" if self.slices else "")
 
     def __str__(self) -> str:
         healing = "" if self.heal_s is None else f",heal={self.heal_s:g}"
         return f"{self.kind}:{self.target}@{self.at}{healing}"
 
 
-def parse_fault(text: str, num_slices: int) -> Fault:
-    """The fault that `text` describes. Raises UsageError for another form, an unknown kind, a slice that is
-    not there.
+def parse_fault(text: str, num_slices: int, hosts_per_slice: int = 1) -> Fault:
+    """The fault that `text` describes. Raises UsageError for another form, an unknown kind, a slice or host
+    that is not there.
     """
     match = _FORM.fullmatch(text)
     if match is None:
@@ -132,6 +136,10 @@ def parse_fault(text: str, num_slices: int) -> Fault:
     kind, role = match["kind"], match["role"]
     if (kind, role) == ("agent", "slice"):  # as it was written before agents were targets
         kind, role = "kill", "agent"
+    host = None if match["host"] is None else int(match["host"])
+    if host is not None and host >= hosts_per_slice:
+        last = hosts_per_slice - 1
+        raise UsageError(f"{text}: there is no host {host} in a slice, the hosts are 0 to {last}")
     heal_s, nth, round_ = _options(text, match["options"])
     at: AtStep | AtPhase
     if match["when"] == "phase":
@@ -142,7 +150,7 @@ def parse_fault(text: str, num_slices: int) -> Fault:
         raise UsageError(f"{text}: nth= is for phases, a step comes once")
     else:
         at = AtStep(step=int(match["value"]), round=round_)
-    return Fault(kind=kind, role=cast("Role", role), slices=slices, at=at, heal_s=heal_s)
+    return Fault(kind=kind, role=cast("Role", role), slices=slices, host=host, at=at, heal_s=heal_s)
 
 
 def _options(text: str, written: str) -> tuple[float | None, int | None, int | None]:
@@ -163,8 +171,8 @@ def _options(text: str, written: str) -> tuple[float | None, int | None, int | N
     return heal_s, nth, round_
 
 
-def parse_faults(texts: Sequence[str], num_slices: int) -> tuple[Fault, ...]:
+def parse_faults(texts: Sequence[str], num_slices: int, hosts_per_slice: int = 1) -> tuple[Fault, ...]:
     """The faults of a command line; `none` alone means none."""
     if list(texts) == ["none"]:
         return ()
-    return tuple(parse_fault(text, num_slices) for text in texts)
+    return tuple(parse_fault(text, num_slices, hosts_per_slice) for text in texts)

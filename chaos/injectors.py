@@ -12,6 +12,7 @@ from chaos.faults import JOINING, AtPhase, Fault, parse_faults
 from chaos.signals import Heal, strike
 from chaos.targets import SimulatedTargets, Targets
 from elastic.records import FaultInjected, FaultMissed, Record
+from reshard.ids import HostId
 
 __all__ = ["ArmedFaults", "Injector", "SimulatedTargets", "Targets", "injector"]
 
@@ -65,13 +66,14 @@ class ArmedFaults:
         if delay_s:
             self._closed.wait(delay_s)
         heals: list[Heal] = []
-        parts: tuple[int | None, ...] = fault.slices or (None,)
-        hit: list[int | None] = []
+        parts = _hosts(fault, 1)
+        hit: list[HostId | None] = []
         unix_s = time.time()
         if isinstance(self._targets, SimulatedTargets):
             self._targets.simulate(fault.kind, fault.slices)
             hit = list(parts)
         else:
+            parts = _hosts(fault, self._targets.hosts_per_slice)
             for part in parts:
                 heal = self._strike(self._targets, fault, part)
                 if heal is not None:
@@ -80,14 +82,21 @@ class ArmedFaults:
         if fault.heal_s is not None and heals:
             threading.Thread(target=self._heal, args=(heals, fault.heal_s), daemon=True).start()
         for part in hit:
-            self._note(FaultInjected(unix_s=unix_s, fault=fault.kind, slice_index=part, detail=str(fault)))
+            self._note(
+                FaultInjected(
+                    unix_s=unix_s,
+                    fault=fault.kind,
+                    slice_index=None if part is None else part.slice_index,
+                    host_index=0 if part is None else part.host_index,
+                    detail=str(fault),
+                )
+            )
         if missed := [part for part in parts if part not in hit]:
-            who = f"{fault.role}" + ("" if missed == [None] else f" {'+'.join(map(str, missed))}")
-            why = f"there was no {who} at its moment"
+            why = f"there was no {_name(fault, missed, parts)} at its moment"
             with self._lock:
                 self._told.append(FaultMissed(unix_s=unix_s, detail=str(fault), why=why))
 
-    def _strike(self, targets: Targets, fault: Fault, part: int | None) -> Heal | None:
+    def _strike(self, targets: Targets, fault: Fault, part: HostId | None) -> Heal | None:
         until_s = time.monotonic() + FIND_S
         while not self._closed.is_set():
             heal = strike(targets, fault, part)
@@ -118,12 +127,29 @@ class ArmedFaults:
             return
 
 
+def _hosts(fault: Fault, hosts_per_slice: int) -> tuple[HostId | None, ...]:
+    """The hosts that a fault is for; None stands for the one process that is of no slice."""
+    hosts = range(hosts_per_slice) if fault.host is None else (fault.host,)
+    return tuple(HostId(index, host) for index in fault.slices for host in hosts) or (None,)
+
+
+def _name(fault: Fault, missed: Sequence[HostId | None], parts: Sequence[HostId | None]) -> str:
+    """Whom a fault did not find: `slice 0+2`; `slice 0 host 1` where there are several, or one is named."""
+    hosts = [part for part in missed if part is not None]
+    if not hosts:
+        return str(fault.role)
+    slices = "+".join(str(index) for index in dict.fromkeys(host.slice_index for host in hosts))
+    if fault.host is None and (len(hosts) == len(parts) or len(parts) == len(fault.slices)):
+        return f"{fault.role} {slices}"
+    return f"{fault.role} " + ", ".join(f"{host.slice_index} host {host.host_index}" for host in hosts)
+
+
 class Injector:
     """The entry point `elastic.injectors`: parses faults and arms them."""
 
-    def parse(self, texts: Sequence[str], num_slices: int) -> tuple[Fault, ...]:
+    def parse(self, texts: Sequence[str], num_slices: int, hosts_per_slice: int = 1) -> tuple[Fault, ...]:
         """The faults of a command line. Raises UsageError."""
-        return parse_faults(texts, num_slices)
+        return parse_faults(texts, num_slices, hosts_per_slice)
 
     def arm(self, faults: Sequence[Fault], targets: Targets | SimulatedTargets, seed: int) -> ArmedFaults:
         """Faults that wait for their moment."""

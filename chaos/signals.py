@@ -15,25 +15,27 @@ from pathlib import Path
 
 from chaos.faults import Fault
 from chaos.targets import Targets
+from elastic.members import member_of
+from reshard.ids import HostId
 
 Heal = Callable[[], None]
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}
 
 
-def find_pid(targets: Targets, fault: Fault, slice_index: int | None) -> int | None:
+def find_pid(targets: Targets, fault: Fault, target: HostId | None) -> int | None:
     """The process that the fault is for."""
-    if slice_index is None:
+    if target is None:
         return targets.coordinator_pid() if fault.role == "coordinator" else targets.service_pid()
     find = {"slice": targets.worker_pid, "agent": targets.agent_pid, "spare": targets.spare_pid}
-    return find[fault.role](slice_index)
+    return find[fault.role](member_of(target, targets.hosts_per_slice))
 
 
-def strike(targets: Targets, fault: Fault, slice_index: int | None) -> Heal | None:
+def strike(targets: Targets, fault: Fault, target: HostId | None) -> Heal | None:
     """Let the fault happen to one of its targets; returns what heals it, None when nothing was hit."""
     if fault.kind == "host":
-        assert slice_index is not None
-        return _nothing if _end_host(targets, slice_index) else None
-    pid = find_pid(targets, fault, slice_index)
+        assert target is not None
+        return _nothing if _end_host(targets, member_of(target, targets.hosts_per_slice)) else None
+    pid = find_pid(targets, fault, target)
     if pid is None:
         return None
     try:
@@ -67,11 +69,11 @@ def process_tree(pid: int) -> list[int]:
     return found
 
 
-def _end_host(targets: Targets, slice_index: int) -> bool:
+def _end_host(targets: Targets, member: int) -> bool:
     roots = (
-        targets.agent_pid(slice_index),
-        targets.worker_pid(slice_index),
-        targets.spare_pid(slice_index),
+        targets.agent_pid(member),
+        targets.worker_pid(member),
+        targets.spare_pid(member),
     )
     struck = False
     pids = dict.fromkeys(pid for root in roots if root is not None for pid in process_tree(root))
@@ -79,7 +81,7 @@ def _end_host(targets: Targets, slice_index: int) -> bool:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
             struck = True
-    shutil.rmtree(targets.arena(slice_index), ignore_errors=True)
+    shutil.rmtree(targets.arena(member), ignore_errors=True)
     return struck
 
 

@@ -9,18 +9,26 @@ from elastic.records import FaultInjected
 
 
 class Targets(Protocol):
-    """A job of real processes. Each pid is None where there is no such process just now."""
+    """A job of real processes. Each pid is None where there is no such process just now.
 
-    def worker_pid(self, slice_index: int) -> int | None:
-        """The process of a slice's worker."""
+    A member is a host's number (`elastic.members`).
+    """
+
+    @property
+    def hosts_per_slice(self) -> int:
+        """How many hosts each slice has."""
         ...
 
-    def agent_pid(self, slice_index: int) -> int | None:
-        """The process of a slice's agent."""
+    def worker_pid(self, member: int) -> int | None:
+        """The process of a host's worker."""
         ...
 
-    def spare_pid(self, slice_index: int) -> int | None:
-        """The process of a slice's warm spare."""
+    def agent_pid(self, member: int) -> int | None:
+        """The process of a host's agent."""
+        ...
+
+    def spare_pid(self, member: int) -> int | None:
+        """The process of a host's warm spare."""
         ...
 
     def coordinator_pid(self) -> int | None:
@@ -31,8 +39,8 @@ class Targets(Protocol):
         """The process of the runtime service of the present world."""
         ...
 
-    def arena(self, slice_index: int) -> Path:
-        """The snapshot memory of a slice's host."""
+    def arena(self, member: int) -> Path:
+        """The snapshot memory of a host."""
         ...
 
     def note(self, fault: FaultInjected) -> None:

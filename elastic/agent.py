@@ -1,8 +1,8 @@
-"""The agent: the sidecar of one slice's host. It owns the arena, starts and watches the worker, serves
+"""The agent: the sidecar of one host. It owns the arena, starts and watches the worker, serves
 and fetches shards.
 
 One thread decides; readers of the worker's socket, the coordinator's stream and the worker's pidfd only
-put things in its queue. Run as `python -m elastic.agent DIR SLICE`. A new agent re-adopts the arena and
+put things in its queue. Run as `python -m elastic.agent DIR MEMBER`. A new agent re-adopts the arena and
 the worker that an earlier one left behind.
 """
 
@@ -63,7 +63,6 @@ from elastic.events import (
     WorkerLost,
     WorkerReady,
     WorkerState,
-    host_of,
 )
 from elastic.job import JobSpec, load_job, load_token
 from elastic.join_events import HostPrepared, PrepareHost
@@ -116,13 +115,13 @@ class LeashCut:
 
 
 class Agent:
-    """The sidecar of slice `member`; `run` returns when the job is over."""
+    """The sidecar of host number `member`; `run` returns when the job is over."""
 
     def __init__(self, spec: JobSpec, token: str, member: int) -> None:
         self._spec = spec
         self._member = member
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._arena = Arena.create(spec.job_id, host_of(member), root=spec.shm_root)
+        self._arena = Arena.create(spec.job_id, spec.config.host(member), root=spec.shm_root)
         self.generation = 0
         self._worker: WorkerProcess | None = None
         self._worker_state = WorkerState.NONE
@@ -152,6 +151,7 @@ class Agent:
             tls=spec.tls,
             persist_root=spec.persist_root,
             count_writes=spec.config.count_writes,
+            hosts_per_slice=spec.config.hosts_per_slice,
         )
         self._persister: Persister | None = None
         if spec.persist is not None:
@@ -159,8 +159,8 @@ class Agent:
             self._persister = Persister(
                 spec.persist, spec.job_id, member, replicas, self._arena, self._inbox.put
             )
-        self._pull = AgentPull(token, spec.tls)
-        host, replicas = host_of(member), spec.config.replicas
+        self._pull = AgentPull(token, spec.tls, spec.config.hosts_per_slice)
+        host, replicas = spec.config.host(member), spec.config.replicas
         self._buddies = BuddyKeeper(self._arena, host, replicas, self._pull, self._inbox.put)
         self._buddies.start()
         self._room = Preparer(self._arena, member, replicas, self._inbox.put)
@@ -197,7 +197,7 @@ class Agent:
         return 0
 
     def _adopt(self) -> None:
-        """Find the worker that an earlier agent of this slice left behind."""
+        """Find the worker that an earlier agent of this host left behind."""
         try:
             left = msgspec.json.decode((self._arena.directory / PID_FILE).read_bytes(), type=dict[str, int])
         except (OSError, msgspec.MsgspecError):
@@ -357,7 +357,7 @@ class Agent:
                 )
             )
         elif not told_failure:
-            log = self._spec.directory / "logs" / f"worker-{self._member}.log"
+            log = self._spec.worker_file(self._member, "log")
             error = f"{describe_end(exit_, state)}; its output is in {log}"
             self._send(WorkerFailed(member=self._member, error=error))
         if self._fence_pending:
@@ -589,7 +589,7 @@ class Agent:
 
 
 def main() -> int:
-    """Run the agent of a slice."""
+    """Run the agent of a host."""
     directory, member = Path(sys.argv[1]), int(sys.argv[2])
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     return Agent(load_job(directory), load_token(directory), member).run()

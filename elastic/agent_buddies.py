@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from elastic.members import member_of
 from elastic.protocol import Replicated
 from reshard.errors import ElasticError
 from reshard.ids import HostId
@@ -50,15 +51,16 @@ class AgentPull:
     asking at the old address until its deadline, and captures wait for copies.
     """
 
-    def __init__(self, token: str, tls: TlsFiles | None) -> None:
+    def __init__(self, token: str, tls: TlsFiles | None, hosts_per_slice: int = 1) -> None:
         self._token = token
         self._tls = tls
+        self._hosts_per_slice = hosts_per_slice
         self._addresses: Mapping[int, str] = {}
         self._under_way: tuple[frozenset[int], threading.Event] | None = None
 
     @property
     def addresses(self) -> Mapping[int, str]:
-        """Where the agents serve, by slice."""
+        """Where the agents serve, by member."""
         return self._addresses
 
     @addresses.setter
@@ -78,12 +80,15 @@ class AgentPull:
         given_up: threading.Event,
     ) -> Sequence[int]:
         """See `Pull`."""
-        sources = frozenset(host.slice_index for copy in copies for host in copy.sources)
+        sources = frozenset(self._members(host for copy in copies for host in copy.sources))
         self._under_way = sources, given_up  # before the addresses are read
         try:
             return self._fetch(generation, step, copies, views, given_up)
         finally:
             self._under_way = None
+
+    def _members(self, hosts: Iterable[HostId]) -> Iterator[int]:
+        return (member_of(host, self._hosts_per_slice) for host in hosts)
 
     def _fetch(
         self,
@@ -98,9 +103,7 @@ class AgentPull:
             Wanted(
                 path=copy.path,
                 box=copy.box,
-                sources=tuple(
-                    known[host.slice_index] for host in copy.sources if known.get(host.slice_index)
-                ),
+                sources=tuple(known[member] for member in self._members(copy.sources) if known.get(member)),
                 into=view,
             )
             for copy, view in zip(copies, views, strict=True)

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from elastic.events import ComputeDigest, Stage, host_of
+from elastic.events import ComputeDigest, Stage
+from elastic.members import host_of, member_of
 from reshard.boxes import Box, intersect
 from reshard.errors import MissingShardError
 from reshard.ids import HostId
@@ -45,13 +46,21 @@ class PieceFetcher:
     """Reads pieces for one host; peers' memory through `fetch`, without one over the data plane."""
 
     def __init__(
-        self, arena: Arena, host: HostId, token: str, *, fetch: Fetch | None, tls: TlsFiles | None
+        self,
+        arena: Arena,
+        host: HostId,
+        token: str,
+        *,
+        fetch: Fetch | None,
+        tls: TlsFiles | None,
+        hosts_per_slice: int = 1,
     ) -> None:
         self._arena = arena
         self._host = host
         self._token = token
         self._fetch = fetch
         self._tls = tls
+        self._hosts_per_slice = hosts_per_slice
 
     def fill(self, command: Stage | ComputeDigest, pieces: Pieces, views: Sequence[memoryview]) -> Filled:
         """Fill `views`, one for each piece and of its bytes, verified. Raises ElasticError or OSError."""
@@ -82,7 +91,7 @@ class PieceFetcher:
             Wanted(
                 path=path,
                 box=box,
-                sources=_addresses(command, (path, box), sources),
+                sources=self._addresses(command, (path, box), sources),
                 into=into[path, box],
             )
             for (path, box), sources in pieces.items()
@@ -98,16 +107,30 @@ class PieceFetcher:
         )
         return dict(zip(pieces, fetched.checksums, strict=True)), fetched.rejected
 
+    def _addresses(
+        self, command: Stage | ComputeDigest, want: Want, sources: Sequence[HostId]
+    ) -> tuple[str, ...]:
+        """Where the sources serve; raises MissingShardError when all their agents went away while it was
+        planned.
+        """
+        found = [command.addresses.get(member_of(source, self._hosts_per_slice)) for source in sources]
+        present = tuple(address for address in found if address)
+        if not present:
+            raise MissingShardError(*want, command.step, lost=sources)
+        return present
 
-def wanted_pieces(transfers: Sequence[Transfer], alternates: Sequence[tuple[int, ...]] = ()) -> Pieces:
+
+def wanted_pieces(
+    transfers: Sequence[Transfer], alternates: Sequence[tuple[int, ...]] = (), hosts_per_slice: int = 1
+) -> Pieces:
     """The pieces that the transfers name, each once, with who has it, the planned source first.
 
-    `alternates[i]` are other slices that have what `transfers[i]` moves.
+    `alternates[i]` are other members that have what `transfers[i]` moves.
     """
     pieces: dict[Want, tuple[HostId, ...]] = {}
     for index, transfer in enumerate(transfers):
         others = alternates[index] if index < len(alternates) else ()
-        sources = (transfer.source, *map(host_of, others))
+        sources = (transfer.source, *(host_of(member, hosts_per_slice) for member in others))
         pieces.setdefault((transfer.path, transfer.piece), tuple(dict.fromkeys(sources)))
     return pieces
 
@@ -143,17 +166,6 @@ def read_pieces(arena: Arena, step: int, generation: int, wants: Sequence[Want])
         return [_as_bytes(source.read_piece(path, box)) for path, box in wants]
     finally:
         source.close()
-
-
-def _addresses(command: Stage | ComputeDigest, want: Want, sources: Sequence[HostId]) -> tuple[str, ...]:
-    """Where the sources serve; raises MissingShardError when all their agents went away while it was
-    planned.
-    """
-    found = [command.addresses.get(source.slice_index) for source in sources]
-    present = tuple(address for address in found if address)
-    if not present:
-        raise MissingShardError(*want, command.step, lost=sources)
-    return present
 
 
 def _as_bytes(elements: np.ndarray[Any, np.dtype[Any]]) -> Bytes:

@@ -29,7 +29,6 @@ from elastic.events import (
     TakeStacks,
     WorkerFailed,
     WorldSpec,
-    host_of,
 )
 from elastic.job import ENV_STANDBY, ROLE_SHADOW, WORKER_HEARTBEAT_S, JobSpec
 from elastic.parent_death import outlive_parent
@@ -178,7 +177,7 @@ class AgentLink:
     def arenas(self) -> Mapping[HostId, Arena]:
         """This host's arena; none for a shadow, which keeps nothing."""
         if not self._arenas and not self._is_shadow:
-            host = host_of(self._member)
+            host = self._spec.config.host(self._member)
             self._arenas[host] = Arena.attach(self._spec.job_id, host, root=self._spec.shm_root)
         return self._arenas
 
@@ -371,7 +370,8 @@ class AgentLink:
     def _take(self, message: object) -> None:
         self._heard_s = time.monotonic()
         if isinstance(message, TakeStacks):
-            self._tell(report_stacks(self._spec.directory, self._member, message.generation))
+            path = self._spec.worker_file(self._member, "stacks")
+            self._tell(report_stacks(path, self._member, message.generation))
             return
         if isinstance(message, TakeTurn):
             self._has_turn.set()

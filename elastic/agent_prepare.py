@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from elastic.events import host_of
 from elastic.join_events import HostPrepared, PrepareHost
 from reshard.errors import ElasticError
 from reshard.layout import Layout
@@ -42,7 +41,7 @@ class Preparer:
 
     def slot_bytes(self, layout: Layout) -> int:
         """The size of a slot for this host's share of a snapshot, as its worker will want it."""
-        host = host_of(self._member)
+        host = self._arena.host
         return required_bytes(make_static(host, layout, host_captures(layout, host, self._replicas)))
 
     def _prepare(self, layout: Layout) -> None:

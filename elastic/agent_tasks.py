@@ -20,8 +20,8 @@ from elastic.events import (
     Stage,
     Staged,
     StagePersisted,
-    host_of,
 )
+from elastic.members import host_of
 from elastic.persistent_reads import digest_from_disk, stage_from_disk
 from elastic.protocol import WorkerCommitted
 from elastic.records import StepCommitted
@@ -61,10 +61,15 @@ class ArenaTasks:
         tls: TlsFiles | None = None,
         persist_root: Path | None = None,
         count_writes: bool = False,
+        hosts_per_slice: int = 1,
     ) -> None:
         self._arena = arena
         self._member = member
-        self._pieces = PieceFetcher(arena, host_of(member), token, fetch=fetch, tls=tls)
+        self._host = host_of(member, hosts_per_slice)
+        self._hosts_per_slice = hosts_per_slice
+        self._pieces = PieceFetcher(
+            arena, self._host, token, fetch=fetch, tls=tls, hosts_per_slice=hosts_per_slice
+        )
         self._persist_root = persist_root
         self._count_writes = count_writes
         self._journal: JournalReader | None = None
@@ -111,7 +116,8 @@ class ArenaTasks:
         return StepCommitted(
             unix_s=time.time(),
             generation=message.generation,
-            slice_index=self._member,
+            slice_index=self._host.slice_index,
+            host_index=self._host.host_index,
             step=message.step,
             position=entry.position - len(ids) if entry else 0,
             sample_ids=ids,
@@ -205,7 +211,7 @@ class ArenaTasks:
         if not command.transfers:
             self._arena.drop_stage()
             return
-        pieces = wanted_pieces(command.transfers, command.alternates)
+        pieces = wanted_pieces(command.transfers, command.alternates, self._hosts_per_slice)
         with self._arena.stage_writer(command.layout, list(pieces)) as stage:
             filled = self._pieces.fill(command, pieces, stage.shard_views)
             if self._count_writes:
@@ -244,8 +250,7 @@ class ArenaTasks:
     def _digest(self, command: ComputeDigest) -> str:
         if command.is_persisted and self._persist_root is not None:
             return digest_from_disk(self._persist_root, command)
-        host = host_of(self._member)
-        return digest_from_memory(command, host, self._pieces, count_writes=self._count_writes)
+        return digest_from_memory(command, self._host, self._pieces, count_writes=self._count_writes)
 
 
 def _summary(manifest: Manifest, holdings: tuple[Holding, ...]) -> SnapshotSummary:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from elastic.copy_check import Named
 from elastic.events import SnapshotSummary
 from elastic.expected import Expected, expect_layout
+from elastic.members import member_of
 from elastic.sift import sift
 from reshard.coverage import uncovered_at
 from reshard.holdings import Holding, Shard
@@ -165,9 +166,9 @@ def plan_whole(layout: Layout, holdings: Iterable[Holding], step: int, host: Hos
 
 
 def other_holders(
-    transfers: Iterable[Transfer], holdings: Iterable[Holding], *, most: int = 2
+    transfers: Iterable[Transfer], holdings: Iterable[Holding], hosts_per_slice: int = 1, *, most: int = 2
 ) -> tuple[tuple[int, ...], ...]:
-    """For each transfer, at most `most` other slices that hold the same shard: where to turn if its source
+    """For each transfer, at most `most` other members that hold the same shard: where to turn if its source
     fails.
 
     Neither source nor target of the transfer. They are not the same ones for each source, to spread the load.
@@ -177,14 +178,18 @@ def other_holders(
     shards = {(transfer.path, transfer.source_box) for transfer in wanted}
     for holding in holdings:
         if (holding.path, holding.box) in shards:
-            holders[holding.path, holding.box].add(holding.host.slice_index)
+            holders[holding.path, holding.box].add(member_of(holding.host, hosts_per_slice))
     return tuple(
-        _next_after(transfer, holders[transfer.path, transfer.source_box], most) for transfer in wanted
+        _next_after(
+            member_of(transfer.source, hosts_per_slice),
+            holders[transfer.path, transfer.source_box] - {member_of(transfer.target, hosts_per_slice)},
+            most,
+        )
+        for transfer in wanted
     )
 
 
-def _next_after(transfer: Transfer, holders: set[int], most: int) -> tuple[int, ...]:
-    source = transfer.source.slice_index
-    others = sorted(holders - {source, transfer.target.slice_index})
+def _next_after(source: int, holders: set[int], most: int) -> tuple[int, ...]:
+    others = sorted(holders - {source})
     later = [index for index in others if index > source]
     return tuple((later + [index for index in others if index < source])[:most])

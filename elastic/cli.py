@@ -94,7 +94,7 @@ def demo(
 @click.option(
     "--host-prefix",
     default="",
-    help="What runs an agent on its own host, {slice} standing for the slice: 'ip netns exec host-{slice}'.",
+    help="What runs an agent on its own host: 'ip netns exec host-{slice}'; {host} is the host in the slice.",
 )
 @click.option(
     "--agent-bind-host",
@@ -185,6 +185,7 @@ def _config(
     slices: int,
     spares: int,
     min_slices: int,
+    hosts_per_slice: int,
     devices_per_host: int,
     replicas: int | None,
     rejoin_after_steps: int | None,
@@ -209,6 +210,7 @@ def _config(
         num_slices=slices,
         spares=spares,
         min_slices=min_slices,
+        hosts_per_slice=hosts_per_slice,
         devices_per_host=devices_per_host,
         replicas=max(slices, 1) if replicas is None else replicas,
         rejoin_after_steps=rejoin_after_steps,

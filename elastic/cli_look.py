@@ -79,15 +79,20 @@ def status(directory: Path, as_json: bool) -> int:
         f"job {found['job_id']}: {found['phase']}, generation {found['generation']}, "
         f"newest step {found['newest_committed']}, world {found['world']}"
     )
+    several = any(member["host"] for member in found["members"])
     for member in found["members"]:
-        line = f"  slice {member['slice']}: worker {member['worker']} (pid {member['pid'] or '-'})"
+        host = f" host {member['host']}" if several else ""
+        line = f"  slice {member['slice']}{host}: worker {member['worker']} (pid {member['pid'] or '-'})"
+        if member["spare"]:
+            line += ", a spare until its slice is whole"
         if member["quarantined_for_s"]:
             line += f", in quarantine for {member['quarantined_for_s']:.1f} s more"
             line += f" (lost {member['losses_in_row']} times in a row)"
         click.echo(line)
     for slow in found["stragglers"]:
+        host = f" host {slow['host']}" if several else ""
         click.echo(
-            f"  slice {slow['slice']} is slow ({slow['where']}): × {slow['factor']:g} the others' time"
+            f"  slice {slow['slice']}{host} is slow ({slow['where']}): × {slow['factor']:g} the others' time"
         )
     for surface, counts in found["refused"].items():
         click.echo(f"  refused at {surface}: {', '.join(f'{num} {why}' for why, num in counts.items())}")

@@ -94,6 +94,13 @@ _JOB_OPTIONS = (
         show_default=True,
         help="Start a lost slice again after so many steps, or 'never'.",
     ),
+    click.option(
+        "--hosts-per-slice",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        help="Hosts of a slice, each with an agent and a worker; the loss of one loses the slice.",
+    ),
     click.option("--devices-per-host", type=click.IntRange(min=1), default=2, show_default=True),
     click.option("--replicas", type=int, default=None, help="Slices that hold each shard.  [default: all]"),
     click.option(

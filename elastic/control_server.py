@@ -63,6 +63,10 @@ class Desk(Protocol):
         """Take in a record from outside the job. Raises WireError."""
         ...
 
+    def name(self, member: int) -> str:
+        """A member for a sentence."""
+        ...
+
     def refuse(self, sender: str, reason: str, cause: str) -> None:
         """Count that a call was refused."""
         ...
@@ -126,7 +130,7 @@ class ControlService(ControlServicer):
                 self._desk.hear(member, outbox, envelope)
         except (grpc.RpcError, WireError) as error:
             if isinstance(error, WireError):
-                self._desk.refuse(f"slice {member}", str(error), "bad-message")
+                self._desk.refuse(self._desk.name(member), str(error), "bad-message")
         finally:
             self._desk.detach(member, outbox)
 
@@ -154,12 +158,12 @@ class ControlService(ControlServicer):
 
 
 def make_server(
-    desk: Desk, token: str, num_slices: int, *, bind_host: str, tls: TlsFiles | None
+    desk: Desk, token: str, num_members: int, *, bind_host: str, tls: TlsFiles | None
 ) -> tuple[grpc.Server, str]:
     """A server of the control service, to be started, and its address. Raises UsageError for TLS files that
     cannot be used, RuntimeError when it cannot listen.
     """
-    num_calls = 2 * num_slices + SPARE_CALLS
+    num_calls = 2 * num_members + SPARE_CALLS
     server = grpc.server(
         futures.ThreadPoolExecutor(num_calls),
         interceptors=[TokenGate(token, desk.refuse)],

@@ -162,8 +162,8 @@ class Coordinator(FrontDesk):
         elif isinstance(event, StepTold):
             self._hear_commit(sender, event)
         elif getattr(event, "member", sender) != sender and sender >= 0:
-            reason = f"{type(event).__name__} in the name of another slice"
-            self.refuse(f"slice {sender}", reason, "unknown-sender")
+            reason = f"{type(event).__name__} in the name of another host"
+            self.refuse(self.name(sender), reason, "unknown-sender")
         else:
             if isinstance(event, ServiceReady):
                 self._write_service(event)

@@ -43,10 +43,16 @@ class FrontDesk:
         self._roster = Roster()
         self._state = initial_state(spec.config, time.monotonic())
         self._log = CoordinatorLog(
-            spec.directory, mandate.epoch, mandate.check, is_shared=spec.arbiter is not None
+            spec.directory,
+            mandate.epoch,
+            mandate.check,
+            is_shared=spec.arbiter is not None,
+            hosts_per_slice=spec.config.hosts_per_slice,
         )
         self._tracer = RecoveryTracer()
-        self._stragglers = StragglerWatch(rule=spec.config.stragglers)
+        self._stragglers = StragglerWatch(
+            rule=spec.config.stragglers, hosts_per_slice=spec.config.hosts_per_slice
+        )
         self._refusals = RefusalLedger()
 
     @property
@@ -62,7 +68,8 @@ class FrontDesk:
             raise WireError(f"an agent's first message must be AgentAttached, not {first.kind}")
         index = event.member
         if index != first.member or not 0 <= index < self._spec.config.num_members:
-            raise UnknownSenderError(f"there is no slice {index} in this job, or it is not the sender's")
+            what = "slice" if self._spec.config.hosts_per_slice == 1 else "host number"
+            raise UnknownSenderError(f"there is no {what} {index} in this job, or it is not the sender's")
         outbox = self._roster.attach(index, event.data_address)
         self._inbox.put((index, event))
         return outbox
@@ -78,7 +85,7 @@ class FrontDesk:
         self._check_epoch(envelope)
         value = CONTROL_CODEC.decode(envelope.kind, envelope.body)
         if isinstance(value, RefusalsTold):
-            sender = f"slice {member}: {value.sender}"
+            sender = f"{self.name(member)}: {value.sender}"
             self.refuse(sender, value.reason, value.reason, surface=value.surface, num=value.num)
         elif not isinstance(value, Heartbeat):
             self._inbox.put((member, value))
@@ -90,6 +97,10 @@ class FrontDesk:
             life_s = agent.heard_unix_s
             lost = AgentLost(member=member, detector="agent-stream", last_life_unix_s=life_s)
             self._inbox.put((member, lost))
+
+    def name(self, member: int) -> str:
+        """A member for a sentence."""
+        return self._spec.config.name(member)
 
     def note(self, envelope: pb.Envelope) -> None:
         """Take in a record from outside the job."""
@@ -138,7 +149,7 @@ class FrontDesk:
     def _check_epoch(self, envelope: pb.Envelope) -> None:
         if envelope.epoch > self._mandate.epoch:
             self._mandate.lose(
-                f"the agent of slice {envelope.member} has heard from a coordinator of epoch"
+                f"the agent of {self.name(envelope.member)} has heard from a coordinator of epoch"
                 f" {envelope.epoch}, this is epoch {self._mandate.epoch}"
             )
             self._fence()

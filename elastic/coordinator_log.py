@@ -20,11 +20,13 @@ import msgspec
 from elastic.file_arbiter import sync_directory
 from elastic.history import HistoryWriter
 from elastic.job import HISTORY_FILE, LOG_DIRECTORY
+from elastic.members import member_of
 from elastic.records import Record, StepCommitted, decode_record, encode_record
 from elastic.runtime_service import ServiceRecord
 from elastic.saved_state import SavedState, durable_part, save
 from elastic.state import JobState
 from reshard.errors import ElasticError
+from reshard.ids import HostId
 
 REFRESH_EVERY_S = 30.0
 """An entry is written anew after so long, so that little of the history has to be read after it."""
@@ -41,7 +43,7 @@ class LogDamagedError(ElasticError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """One state, and all that was true with it. `records` are those of the turn that led to it, which follow
-    in the history from `history_bytes` on, or have to. `committed` is each slice's newest step in the world.
+    in the history from `history_bytes` on, or have to. `committed` is each member's newest step in the world.
     """
 
     state: SavedState
@@ -55,8 +57,15 @@ class CoordinatorLog:
     """The log of one coordinator. `check` is called before each write, and raises when it may not write."""
 
     def __init__(
-        self, directory: Path, epoch: int, check: Callable[[], None], *, is_shared: bool = False
+        self,
+        directory: Path,
+        epoch: int,
+        check: Callable[[], None],
+        *,
+        is_shared: bool = False,
+        hosts_per_slice: int = 1,
     ) -> None:
+        self._hosts_per_slice = hosts_per_slice
         self._directory = directory / LOG_DIRECTORY
         self._directory.mkdir(parents=True, exist_ok=True)
         self._path = self._directory / f"{_NAME}{epoch}"
@@ -81,7 +90,7 @@ class CoordinatorLog:
         for line in entry.records:
             if line not in there:
                 self.write(decode_record(line))
-        self.committed = _committed_since(entry, [*lines, *entry.records])
+        self.committed = _committed_since(entry, [*lines, *entry.records], self._hosts_per_slice)
         newest = max([entry.state.newest_committed, *self.committed.values()])
         if not entry.state.rehearsing:
             entry = replace(entry, state=replace(entry.state, newest_committed=newest))
@@ -115,11 +124,12 @@ class CoordinatorLog:
 
         Also while that world is being left: what it committed may be what the next one goes on from.
         """
-        newest = self.committed.get(record.slice_index, -1)
+        member = _member_of(record, self._hosts_per_slice)
+        newest = self.committed.get(member, -1)
         if record.generation != world_generation or record.step <= newest:
             return False
         self.write(record)
-        self.committed[record.slice_index] = record.step
+        self.committed[member] = record.step
         return True
 
     def close(self) -> None:
@@ -152,12 +162,16 @@ def _newest_entry(directory: Path) -> Entry | None:
         raise LogDamagedError(f"{path} cannot be read: {error}") from error
 
 
-def _committed_since(entry: Entry, lines: Iterable[bytes]) -> dict[int, int]:
-    """Each slice's newest step of the entry's world, with what the history has after the entry."""
+def _committed_since(entry: Entry, lines: Iterable[bytes], hosts_per_slice: int) -> dict[int, int]:
+    """Each member's newest step of the entry's world, with what the history has after the entry."""
     committed = dict(entry.committed)
     for line in lines:
         record = decode_record(line)
         if isinstance(record, StepCommitted) and record.generation == entry.state.world_generation:
-            index = record.slice_index
-            committed[index] = max(committed.get(index, -1), record.step)
+            member = _member_of(record, hosts_per_slice)
+            committed[member] = max(committed.get(member, -1), record.step)
     return committed
+
+
+def _member_of(record: StepCommitted, hosts_per_slice: int) -> int:
+    return member_of(HostId(record.slice_index, record.host_index), hosts_per_slice)

@@ -28,6 +28,7 @@ def run_started(spec: JobSpec) -> RunStarted:
         seed=spec.seed,
         target_steps=spec.target_steps,
         command=spec.command,
+        hosts_per_slice=config.hosts_per_slice,
     )
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from elastic.events import Captured, host_of
+from elastic.events import Captured
+from elastic.members import host_of
 from elastic.records import CorruptionSuspected, SuspectBox
 from reshard.copies import CopyIndex, Disagreement
 from reshard.layout import Layout
@@ -30,7 +31,7 @@ Named = frozenset[tuple[int, str, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """The checksums that slices have told of one capture, or of one audit."""
+    """The checksums that members have told of one capture, or of one audit."""
 
     step: int
     is_audit: bool
@@ -39,9 +40,9 @@ class Table:
     """Newer ones that have been compared since."""
 
     @property
-    def slices(self) -> tuple[int, ...]:
-        """The slices that have told."""
-        return tuple(slice_index for slice_index, _ in self.checksums)
+    def members(self) -> tuple[int, ...]:
+        """The members that have told."""
+        return tuple(member for member, _ in self.checksums)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +71,7 @@ class CopyCheck:
     """What is known of the copies of the present world's captures."""
 
     generation: int = 0
+    hosts_per_slice: int = 1
     layout: Layout | None = None
     stored_index: CopyIndex | None = field(default=None, compare=False, repr=False)
     device_index: CopyIndex | None = field(default=None, compare=False, repr=False)
@@ -98,7 +100,13 @@ class CopyCheck:
         if generation == self.generation:
             return replace(self, layout=self.layout or layout)
         kept = frozenset(named for named in self.named if named[0] > generation - MAX_GENERATIONS)
-        return CopyCheck(generation=generation, layout=layout, named=kept, differed_since=self.differed_since)
+        return CopyCheck(
+            generation=generation,
+            hosts_per_slice=self.hosts_per_slice,
+            layout=layout,
+            named=kept,
+            differed_since=self.differed_since,
+        )
 
     def found(self, comparison: Comparison) -> CopyCheck:
         """After a comparison in which copies differed: since when, and on which slices."""
@@ -116,10 +124,10 @@ class CopyCheck:
     def taken_in(
         self, event: Captured, world: tuple[int, ...], replicas: int
     ) -> tuple[CopyCheck, list[Comparison]]:
-        """Take in what one slice told; return what could be compared with it.
+        """Take in what one host told; return what could be compared with it. `world` are its members.
 
-        What comes before the layout, on another slice's way, waits for it. A table that does not fit the
-        layout is left out (its slice is then not compared).
+        What comes before the layout, on another host's way, waits for it. A table that does not fit the
+        layout is left out (its host is then not compared).
         """
         check = self.entered(event.generation, None)
         if event.step <= check.newest_done[event.is_audit]:
@@ -132,9 +140,9 @@ class CopyCheck:
         num_spare = len(check.tables) - MAX_STEPS
         for place, table in enumerate(check.tables):
             is_given_up = place < num_spare or table.num_newer >= MAX_STEPS
-            if set(world) <= set(table.slices) or (is_given_up and len(table.checksums) > 1):
+            if set(world) <= set(table.members) or (is_given_up and len(table.checksums) > 1):
                 check, index = check._with_index(check.layout, replicas, is_audit=table.is_audit)
-                done.append(_compare(table, index))
+                done.append(_compare(table, index, self.hosts_per_slice))
             elif not is_given_up:
                 waiting.append(table)
         return check._with_done(waiting, done), done
@@ -166,16 +174,13 @@ class CopyCheck:
         return replace(self, stored_index=index), index
 
 
-def _compare(table: Table, index: CopyIndex) -> Comparison:
-    fitting = {
-        host_of(slice_index): checksums
-        for slice_index, checksums in sorted(table.checksums)
-        if index.fits(host_of(slice_index), checksums)
-    }
+def _compare(table: Table, index: CopyIndex, hosts_per_slice: int) -> Comparison:
+    told = {host_of(member, hosts_per_slice): checksums for member, checksums in sorted(table.checksums)}
+    fitting = {host: checksums for host, checksums in told.items() if index.fits(host, checksums)}
     return Comparison(
         step=table.step,
         is_audit=table.is_audit,
-        slices=tuple(host.slice_index for host in fitting),
+        slices=tuple(dict.fromkeys(host.slice_index for host in fitting)),
         num_boxes=index.num_compared(fitting),
         disagreements=index.compare(fitting),
     )

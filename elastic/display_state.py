@@ -24,15 +24,29 @@ from elastic.records import (
 )
 
 _WINDOW_STEPS = 20
+_GONE = ("lost", "ended", "failed")
+_WAITING = ("ready", "unwound", "adopted")
 
 
 @dataclass(slots=True, kw_only=True)
 class SliceView:
-    """One slice: what its worker last did, and how far it is."""
+    """One slice: what its worker last did (those of its hosts, where it has several), and how far it is."""
 
     state: str = "waiting"
     pid: int = 0
     step: int | None = None
+    hosts: dict[int, str] = field(default_factory=dict)
+
+    def note(self, host_index: int, state: str) -> None:
+        """A host's worker has done something. Healthy hosts of a slice that is lost are its spares."""
+        self.hosts[host_index] = state
+        is_lost = any(each in _GONE for each in self.hosts.values())
+        told = {
+            host: "spare" if is_lost and each in _WAITING else each
+            for host, each in sorted(self.hosts.items())
+        }
+        same = len(set(told.values())) == 1
+        self.state = state if same else ", ".join(f"host {host} {each}" for host, each in told.items())
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,7 +104,7 @@ class JobView:
                 if record.slice_index is not None:
                     self._note_fault(record.slice_index, record.unix_s)
             case LossDetected():
-                self._slice(record.slice_index).state = "lost"
+                self._slice(record.slice_index).note(record.host_index, "lost")
                 self._note_trouble(self._faults.pop(record.slice_index, record.last_life_unix_s))
             case PhaseEntered():
                 self.phase = record.phase
@@ -98,7 +112,8 @@ class JobView:
                     self._note_trouble(record.unix_s)
             case WorkerEvent():
                 view = self._slice(record.slice_index)
-                view.state, view.pid = record.state, record.pid or view.pid
+                view.note(record.host_index, record.state)
+                view.pid = record.pid or view.pid
             case WorldFormed():
                 self._form(record)
             case StepCommitted():
@@ -126,7 +141,7 @@ class JobView:
 
     def _note_fault(self, slice_index: int, unix_s: float) -> None:
         """The word of a fault may come after its detection."""
-        if self._trouble_unix_s is not None and self._slice(slice_index).state == "lost":
+        if self._trouble_unix_s is not None and "lost" in self._slice(slice_index).hosts.values():
             self._trouble_unix_s = min(self._trouble_unix_s, unix_s)
         else:
             self._faults[slice_index] = unix_s
@@ -147,7 +162,8 @@ class JobView:
         if record.generation in self._rehearsals:
             return ""
         view = self._slice(record.slice_index)
-        view.state, view.step = "training", record.step
+        view.note(record.host_index, "training")
+        view.step = record.step
         self.snapshots += record.captured_bytes > 0
         is_new = self.newest_step is None or record.step > self.newest_step
         if not is_new:

@@ -2,8 +2,8 @@
 
 Everything here crosses a process boundary as msgspec-encoded data, so nothing holds a reference, a clock or a
 handle.
-`member` names a host of the job, by its number: what an agent and its worker are addressed by. A slice is a
-fault domain; in this version it has one host, so the number of a member is the index of its slice.
+`member` names a host of the job by its number (`elastic.members`): what an agent and its worker are addressed
+by. A slice is the fault domain: all of its hosts together.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Phase(StrEnum):
 
 
 class WorkerState(StrEnum):
-    """What a slice's worker is doing: not there, starting, waiting for a world, or in one."""
+    """What a host's worker is doing: not there, starting, waiting for a world, or in one."""
 
     NONE = "none"
     STARTING = "starting"
@@ -74,9 +74,9 @@ class SnapshotSummary:
 class WorldSpec:
     """What a worker needs to form its next world.
 
-    `slices` are in rank order, `rank` is this worker's place among them. `restore_step` None means a fresh
-    state. `restore_generation` is the generation that captured it: a host may hold another of that step.
-    `newest_committed` is the newest step any worker committed before this world (-1: none).
+    `slices` are in rank order; `rank` is this worker's place among all their `hosts`. `restore_step` None
+    means a fresh state. `restore_generation` is the generation that captured it: a host may hold another of
+    that step. `newest_committed` is the newest step any worker committed before this world (-1: none).
     """
 
     generation: int
@@ -103,6 +103,12 @@ class WorldSpec:
     """Whether the restore counts that each element is written exactly once."""
     runtime_generation: int = 0
     """The generation in whose runtime, still connected, this world goes on; 0: a new one is connected."""
+    hosts_per_slice: int = 1
+
+    @property
+    def hosts(self) -> tuple[HostId, ...]:
+        """The hosts of the world in rank order: slice by slice, host by host."""
+        return tuple(HostId(index, host) for index in self.slices for host in range(self.hosts_per_slice))
 
 
 # ---- events: agent → coordinator ---------------------------------------------------------------------------
@@ -229,9 +235,9 @@ class Committed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaidOut:
-    """The state of a world is on its devices: where each box is. The first slice tells it for all.
+    """The state of a world is on its devices: where each box is. The first host tells it for all.
 
-    With `lacking` the state cannot be put there yet: the script asks for this layout, and the slice that
+    With `lacking` the state cannot be put there yet: the script asks for this layout, and the host that
     tells it has not the box named.
     """
 
@@ -243,7 +249,7 @@ class LaidOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Captured:
-    """The checksums of one slice's capture, 8 bytes each (`reshard.copies.pack_checksums`).
+    """The checksums of one host's capture, 8 bytes each (`reshard.copies.pack_checksums`).
 
     In the order of the shards that `reshard.captures` gives its host; of an audit, of all that its devices
     hold, array by array in the order of the layout, devices in the order of the mesh.
@@ -391,14 +397,14 @@ Event = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartWorker:
-    """Start the slice's worker process; an older one is ended first."""
+    """Start the host's worker process; an older one is ended first."""
 
     member: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndWorker:
-    """End the slice's worker process now."""
+    """End the host's worker process now."""
 
     member: int
     why: str
@@ -441,8 +447,8 @@ class Stage:
     """Fetch these pieces of the snapshot at `step` from peers, verified, into this host's memory.
 
     `of_generation` is the generation that captured it: a peer may hold another state under the same step.
-    `alternates[i]` are other slices that hold the shard of `transfers[i]`, if any do.
-    The coordinator's shell fills in `addresses`: where each slice's agent serves its shards.
+    `alternates[i]` are other members that hold the shard of `transfers[i]`, if any do.
+    The coordinator's shell fills in `addresses`: where each member's agent serves its shards.
     """
 
     member: int
@@ -498,7 +504,7 @@ class PersistSettled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peers:
-    """Where the other slices' agents serve their shards; sent whenever that changes."""
+    """Where the other members' agents serve their shards; sent whenever that changes."""
 
     member: int
     addresses: dict[int, str]
@@ -585,8 +591,3 @@ AgentCommand = (
     | EndShadow
 )
 Command = AgentCommand | StartService | StartShadowService | EndShadowService | Write
-
-
-def host_of(member: int) -> HostId:
-    """The host of a member."""
-    return HostId(slice_index=member)

@@ -78,7 +78,7 @@ def is_stale(turn: Turn, event: Event) -> bool:
             MessageRefused(
                 unix_s=turn.now.unix_s,
                 generation=turn.state.generation,
-                sender=f"slice {event.member}",
+                sender=turn.state.config.name(event.member),
                 reason=f"{type(event).__name__} of step {event.step} from generation {event.generation}",
             )
         )
@@ -176,7 +176,7 @@ def _worker_lost(turn: Turn, event: WorkerLost) -> None:
         return  # it counts as gone already
     _note_death(turn, event)
     if event.aborted and turn.state.phase is Phase.FENCING and member.worker is WorkerState.IN_WORLD:
-        # The runtime could not take the loss of a peer and ended the process: the slice itself is well.
+        # The runtime could not take the loss of a peer and ended the process: the host itself is well.
         turn.plan_restart(event.member)
         turn.start_worker(event.member)
         turn.update(event.member, respawning=True)
@@ -201,7 +201,7 @@ def _note_death(turn: Turn, event: WorkerLost) -> None:
 
 def _lose_worker(turn: Turn, index: int, cause: str, detector: str, last_life_unix_s: float) -> None:
     member = turn.state.member(index)
-    turn.change(last_cause=f"slice {index}: {cause}")
+    turn.change(last_cause=f"{turn.state.config.name(index)}: {cause}")
     if index in turn.state.world and member.worker in (WorkerState.IN_WORLD, WorkerState.READY):
         turn.write_loss(index, cause, detector, last_life_unix_s)
     turn.plan_restart(index)
@@ -231,7 +231,7 @@ def _fenced(turn: Turn, event: Fenced) -> None:
             SnapshotsVerified(
                 unix_s=turn.now.unix_s,
                 generation=turn.state.generation,
-                slice_index=event.member,
+                **turn.place(event.member),
                 step=snapshot.step,
                 num_shards=len(snapshot.holdings),
             )
@@ -244,7 +244,7 @@ def _write_rejected(turn: Turn, index: int, reasons: tuple[str, ...]) -> None:
             SnapshotRejected(
                 unix_s=turn.now.unix_s,
                 generation=turn.state.generation,
-                slice_index=index,
+                **turn.place(index),
                 step=None,
                 reason=reason,
             )
@@ -272,7 +272,7 @@ def _rebuilt(turn: Turn, event: Rebuilt) -> None:
             StateRestored(
                 unix_s=turn.now.unix_s,
                 generation=event.generation,
-                slice_index=event.member,
+                **turn.place(event.member),
                 step=event.snapshot.step,
                 bytes_from=event.bytes_from,
                 form_s=event.form_s,

@@ -148,7 +148,7 @@ def trace_lineage(records: Sequence[Record]) -> Lineage:
     steps = [commit.step for commit in commits]
     lineage.first_step = min(steps, default=None)
     generation: int | None = None
-    by_slice: set[tuple[int, int, int]] = set()
+    by_host: set[tuple[int, int, int, int]] = set()
     for record in records:
         if isinstance(record, WorldFormed) and record.mode != "rehearsal":
             if generation is None:
@@ -158,9 +158,9 @@ def trace_lineage(records: Sequence[Record]) -> Lineage:
             generation = record.generation
         elif isinstance(record, StepCommitted) and record in counted:
             counted.discard(record)
-            key = (record.slice_index, record.generation, record.step)
-            _commit(lineage, record, generation, again=key in by_slice)
-            by_slice.add(key)
+            key = (record.slice_index, record.host_index, record.generation, record.step)
+            _commit(lineage, record, generation, again=key in by_host)
+            by_host.add(key)
     _end(lineage, records, generation)
     lineage.effective = dict(sorted(lineage.effective.items()))
     return lineage

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from elastic.history_lineage import Execution, Lineage
 from elastic.history_phases import Span, end_of, losses_between, measure_span
-from elastic.history_text import explain_recovery
+from elastic.history_text import explain_recovery, name_host
 from elastic.records import (
     LossDetected,
     PhaseEntered,
@@ -135,7 +135,7 @@ def _is_completed(records: Sequence[Record]) -> bool:
 
 
 def _cause(losses: Sequence[LossDetected], group: Sequence[World]) -> str:
-    causes = dict.fromkeys(f"slice {loss.slice_index}: {loss.cause}" for loss in losses)
+    causes = dict.fromkeys(f"{name_host(loss)}: {loss.cause}" for loss in losses)
     for world in group:
         for index in world.formed.joined:
             causes[f"slice {index} joined"] = None

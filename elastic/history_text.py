@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from elastic.records import (
     CoordinatorStarted,
@@ -61,6 +62,23 @@ def format_seconds(seconds: float | None) -> str:
     return f"{minutes} min {rest:02d} s"
 
 
+class OfHost(Protocol):
+    """A record that is about a host of a slice."""
+
+    @property
+    def slice_index(self) -> int | None:
+        """The logical slice, None for a record of none."""
+
+    @property
+    def host_index(self) -> int:
+        """The host in it."""
+
+
+def name_host(record: OfHost) -> str:
+    """`slice 1`; `slice 1 host 2` for a host that is not the first of its slice."""
+    return f"slice {record.slice_index}" + (f" host {record.host_index}" if record.host_index else "")
+
+
 def format_slices(indices: Sequence[int]) -> str:
     """`slice 1`, `slices 0 and 2`, `slices 0, 1 and 2`, `no slice`."""
     if not indices:
@@ -79,7 +97,8 @@ def explain_recovery(
 ) -> str:
     """What happened, who was lost, what was done and what it took, in a few sentences."""
     sentences = [
-        f"Slice {loss.slice_index} was lost ({loss.cause}), noticed by {loss.detector}." for loss in losses
+        f"{name_host(loss).capitalize()} was lost ({loss.cause}), noticed by {loss.detector}."
+        for loss in losses
     ]
     if losses:
         sentences.append(f"It took {format_seconds(recovery.mttd_s)} from the fault to the first notice.")
@@ -132,22 +151,23 @@ def describe(record: Record) -> str:
 def _describe_run(record: Record) -> str:
     match record:
         case RunStarted():
+            hosts = f" of {record.hosts_per_slice} hosts" if record.hosts_per_slice > 1 else ""
             spares = f" and {record.spares} spare" if record.spares else ""
-            asked = f"{record.slices} slices{spares}, {record.replicas} replicas, {record.adapter}"
+            asked = f"{record.slices} slices{hosts}{spares}, {record.replicas} replicas, {record.adapter}"
             return f"run {record.run_id} started: {asked}"
         case CoordinatorStarted():
             return describe_takeover(record) if record.phase else "the coordinator started"
         case FaultInjected(slice_index=None):
             return f"fault injected: {record.fault} {record.detail}".rstrip()
         case FaultInjected():
-            return f"fault injected: {record.fault} on slice {record.slice_index} {record.detail}".rstrip()
+            return f"fault injected: {record.fault} on {name_host(record)} {record.detail}".rstrip()
         case FaultMissed():
             return f"fault {record.detail} was not injected: {record.why}"
         case ServiceStarted():
             pid = f", pid {record.pid}" if record.pid else ""
             return f"runtime service of generation {record.generation} serves{pid} {record.address}".rstrip()
         case LossDetected():
-            return f"slice {record.slice_index} lost: {record.cause} (noticed by {record.detector})"
+            return f"{name_host(record)} lost: {record.cause} (noticed by {record.detector})"
         case PhaseEntered():
             return f"{record.phase}{': ' + record.why if record.why else ''}"
         case WorldFormed():
@@ -167,10 +187,10 @@ def _describe_run(record: Record) -> str:
         case StragglerSeen():
             return describe_straggler(record)
         case StragglerOver():
-            return f"slice {record.slice_index} is no longer slow ({record.where})"
+            return f"{name_host(record)} is no longer slow ({record.where})"
         case WorkerEvent():
             pid = f", pid {record.pid}" if record.pid else ""
-            return f"slice {record.slice_index} worker {record.state}{pid} {record.detail}".rstrip()
+            return f"{name_host(record)} worker {record.state}{pid} {record.detail}".rstrip()
     return ""
 
 
@@ -178,23 +198,23 @@ def _describe_state(record: Record) -> str:
     match record:
         case StateRestored():
             took = format_seconds(record.restore_s)
-            return f"slice {record.slice_index} has the state of step {record.step} back in {took}"
+            return f"{name_host(record)} has the state of step {record.step} back in {took}"
         case RestoreChecked():
             same = "equals" if record.captured_digest == record.restored_digest else "DIFFERS FROM"
             return f"restored state of step {record.step} {same} the captured one"
         case StepCommitted():
             loss = "" if record.loss is None else f", loss {record.loss:.4f}"
-            return f"slice {record.slice_index} committed step {record.step}{loss}"
+            return f"{name_host(record)} committed step {record.step}{loss}"
         case SnapshotRejected():
             of_step = "" if record.step is None else f" of step {record.step}"
-            return f"snapshot{of_step} on slice {record.slice_index} refused: {record.reason}"
+            return f"snapshot{of_step} on {name_host(record)} refused: {record.reason}"
         case SnapshotsVerified():
-            return f"slice {record.slice_index} verified {record.num_shards} shards of step {record.step}"
+            return f"{name_host(record)} verified {record.num_shards} shards of step {record.step}"
         case SnapshotPersisted():
             size, took = format_bytes(record.persisted_bytes), format_seconds(record.took_s)
             return f"step {record.step} is in the persistent tier ({size}, written in {took})"
         case PersistFailed():
-            who = "" if record.slice_index is None else f" (slice {record.slice_index})"
+            who = "" if record.slice_index is None else f" ({name_host(record)})"
             return f"step {record.step} is NOT in the persistent tier{who}: {record.reason}"
         case CopiesCompared(is_audit=True):
             return "audit: every copy on the devices compared"
@@ -256,7 +276,7 @@ def describe_straggler(record: StragglerSeen) -> str:
     """Who is slower than the others, in what and by how much, in a sentence."""
     what = "its input takes" if record.where == "input" else "a program on its devices takes"
     return (
-        f"slice {record.slice_index} is slow (seen at step {record.step}): {what} "
+        f"{name_host(record)} is slow (seen at step {record.step}): {what} "
         f"{format_seconds(record.own_s)}, the others' {format_seconds(record.others_s)} (× {record.factor:g})"
     )
 

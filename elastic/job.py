@@ -17,7 +17,6 @@ import msgspec
 
 from elastic.bounds import check_order
 from elastic.cadence import EVERY_STEP, Cadence
-from elastic.events import host_of
 from elastic.state import Config
 from reshard.errors import UsageError
 from snapshot.job import job_directory
@@ -40,6 +39,8 @@ WORKER_SILENT_S = 20.0
 
 ENV_DIRECTORY = "ELASTIC_DIR"
 ENV_SLICE = "ELASTIC_SLICE"
+ENV_HOST = "ELASTIC_HOST"
+"""The index of a worker's slice, and of its host in it."""
 ENV_LEASH_FD = "ELASTIC_LEASH_FD"
 ENV_STANDBY = "ELASTIC_STANDBY"
 """Set for a process that waits at its session until it gets its turn; its value is the role it then takes."""
@@ -91,9 +92,11 @@ class JobSpec:
     bind_host: str = "127.0.0.1"
     """Where the coordinator and the runtime service listen."""
     host_prefix: tuple[str, ...] = ()
-    """What goes before an agent's command, to run it on its own host; `{slice}` is the slice's index."""
+    """What goes before an agent's command, to run it on its own host; `{slice}` is the slice's index,
+    `{host}` the host's in it.
+    """
     agent_bind_host: str = ""
-    """Where a slice's agent and worker listen; `{slice}` is the slice's index. Empty: as `bind_host`."""
+    """Where a slice's agent and worker listen; `{slice}` and `{host}` as above. Empty: as `bind_host`."""
     tls: TlsFiles | None = None
     """Certificates for all connections of the job, at the same paths on every host; None: no TLS."""
     persist: PersistSpec | None = None
@@ -157,17 +160,29 @@ class JobSpec:
         """The directory of the persistent tier, None without one."""
         return None if self.persist is None else self.persist.directory
 
+    def host_directory(self, member: int) -> Path:
+        """The snapshot memory of a host."""
+        return job_directory(self.shm_root, self.job_id) / str(self.config.host(member))
+
     def on_host(self, member: int) -> tuple[str, ...]:
-        """What goes before the command of this slice's agent."""
-        return tuple(word.replace("{slice}", str(member)) for word in self.host_prefix)
+        """What goes before the command of this host's agent."""
+        return tuple(self._of_host(word, member) for word in self.host_prefix)
 
     def bind_host_of(self, member: int) -> str:
-        """The address on which this slice's agent and worker listen."""
-        return (self.agent_bind_host or self.bind_host).replace("{slice}", str(member))
+        """The address on which this host's agent and worker listen."""
+        return self._of_host(self.agent_bind_host or self.bind_host, member)
+
+    def _of_host(self, text: str, member: int) -> str:
+        host = self.config.host(member)
+        return text.replace("{slice}", str(host.slice_index)).replace("{host}", str(host.host_index))
 
     def socket_path(self, member: int) -> Path:
-        """The unix socket between a slice's agent and its worker, in the host's directory of the arena."""
-        return job_directory(self.shm_root, self.job_id) / str(host_of(member)) / "agent.sock"
+        """The unix socket between a host's agent and its worker, in the host's directory of the arena."""
+        return self.host_directory(member) / "agent.sock"
+
+    def worker_file(self, member: int, suffix: str) -> Path:
+        """What a worker writes: `logs/worker-1.log`; `logs/worker-1-0.log` where a slice has several."""
+        return self.directory / "logs" / f"worker-{self.config.label(member)}.{suffix}"
 
 
 @contextlib.contextmanager

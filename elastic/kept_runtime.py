@@ -24,8 +24,8 @@ def note_up(turn: Turn) -> None:
 
 def note_fence(turn: Turn, *, is_loss: bool) -> bool:
     """A world is left; returns whether the workers are to hold on to their runtime for the next one."""
-    state = turn.state
-    may_keep = state.config.keeps_runtime and state.runtime_refusals < MAX_REFUSALS
+    state, config = turn.state, turn.state.config
+    may_keep = config.keeps_runtime and config.hosts_per_slice == 1 and state.runtime_refusals < MAX_REFUSALS
     is_kept = may_keep and state.runtime_is_up and is_loss
     turn.change(runtime_is_up=is_kept)
     return is_kept
@@ -40,7 +40,7 @@ def choose_runtime(turn: Turn, slices: tuple[int, ...], mode: str, choice: Choic
     is_kept = (
         state.runtime_is_up
         and mode == "in-place"
-        and set(slices) < set(state.world)
+        and set(slices) < set(state.world_slices)
         and choice is not None
         and sum(size > 1 for size in choice.layout.mesh.axis_sizes) <= 1
         and state.config.devices_per_host == 1

@@ -108,18 +108,23 @@ class Launcher:
 
     # ---- what the chaos tooling may aim at ----
 
+    @property
+    def hosts_per_slice(self) -> int:
+        """How many hosts each slice has."""
+        return self.spec.config.hosts_per_slice
+
     def worker_pid(self, member: int) -> int | None:
-        """The process of a slice's worker, also of one that is only just starting."""
+        """The process of a host's worker, also of one that is only just starting."""
         return _pid_in(self.arena(member) / PID_FILE)
 
     def agent_pid(self, member: int) -> int | None:
-        """The process of a slice's agent."""
+        """The process of a host's agent."""
         agent = self._agents.get(member)
         return agent.pid if agent is not None and agent.poll() is None else None
 
     def arena(self, member: int) -> Path:
-        """The snapshot memory of a slice's host."""
-        return self.spec.shm_root / f"elastic-{self.spec.job_id}" / f"s{member}h0"
+        """The snapshot memory of a host."""
+        return self.spec.host_directory(member)
 
     def note(self, fault: FaultInjected) -> None:
         """Have an injected fault written into the history, also while the coordinator is being replaced."""
@@ -133,7 +138,7 @@ class Launcher:
         retrying(self._call, "Note", pb.Envelope(member=-1, kind=name, body=body))
 
     def spare_pid(self, member: int) -> int | None:
-        """The process of a slice's warm spare."""
+        """The process of a host's warm spare."""
         return _pid_in(self.arena(member) / WARM_FILE)
 
     def coordinator_pid(self) -> int | None:
@@ -172,7 +177,7 @@ class Launcher:
 
     def _start_agent(self, member: int) -> None:
         self._agents[member] = self._spawn(
-            f"agent-{member}",
+            f"agent-{self.spec.config.label(member)}",
             "elastic.agent",
             str(self.spec.directory),
             str(member),

@@ -68,7 +68,8 @@ def advance(turn: Turn, event: Event) -> None:
 
 def count_death(turn: Turn, event: Event) -> None:
     """A worker is gone: a loss, unless workers are killed at this step whatever is tried."""
-    if stop := turn.state.deaths.verdict(turn.state.config.max_deaths_at_step):
+    config = turn.state.config
+    if stop := turn.state.deaths.verdict(config.max_deaths_at_step, config.hosts_per_slice):
         moves_end.fail(turn, stop)
     else:
         advance(turn, event)
@@ -114,7 +115,7 @@ def fail(turn: Turn, event: Event) -> None:
     if isinstance(event, WorkerFailed):
         moves_end.fail(
             turn,
-            f"the training script failed on slice {event.member}: {event.error}",
+            f"the training script failed on {turn.state.config.name(event.member)}: {event.error}",
             exit_status=event.exit_status,
         )
     elif isinstance(event, StopRequested):

@@ -15,14 +15,14 @@ STEPS_TO_AUDIT = 2
 
 def note_layout(turn: Turn, event: LaidOut) -> None:
     """Take in what is where in the present world; told again (by another agent), it changes nothing."""
-    told = dict(turn.state.layouts) | {len(turn.state.world): event.layout}
+    told = dict(turn.state.layouts) | {len(turn.state.world_slices): event.layout}
     turn.change(layouts=tuple(sorted(told.items(), key=lambda item: item[0])))
     if not event.lacking and not turn.state.rehearsing:
         turn.change(copies=turn.state.copies.entered(event.generation, event.layout))
 
 
 def note_checksums(turn: Turn, event: Captured) -> None:
-    """Compare what can be compared with one slice's checksums more, and write down what comes of it."""
+    """Compare what can be compared with one host's checksums more, and write down what comes of it."""
     copies, done = turn.state.copies.taken_in(event, turn.state.world, turn.state.config.replicas)
     turn.change(copies=copies)
     for comparison in done:
@@ -30,7 +30,7 @@ def note_checksums(turn: Turn, event: Captured) -> None:
 
 
 def order_audit(turn: Turn) -> None:
-    """Have all slices audit at the same step soon, once after copies disagreed."""
+    """Have all hosts audit at the same step soon, once after copies disagreed."""
     state = turn.state
     if not state.copies.wants_audit:
         return

@@ -20,15 +20,17 @@ def throw_out(turn: Turn) -> bool:
     if state.config.on_corruption == "warn" or state.rehearsing or state.digesting or state.all_finished():
         return False
     convicted = {found.slice_index: found for found in reversed(state.copies.convicted)}
-    wrong = tuple(index for index in state.world if index in convicted)
-    if not wrong or len(wrong) == len(state.world):
+    wrong = tuple(index for index in state.world_slices if index in convicted)
+    if not wrong or len(wrong) == len(state.world_slices):
         return False
     for index in wrong:
         found = convicted[index]
         cause = f"its copy of {found.path} of step {found.step} differs from the majority's"
         turn.change(last_cause=f"slice {index}: {cause}")
-        turn.write_loss(index, cause, "checksum", turn.now.unix_s)
-        quarantine.lost(turn, index, cause)
-        turn.end_worker(index, cause)
-    shrink(turn, wrong)
+        members = state.config.members_of(index)
+        turn.write_loss(members[0], cause, "checksum", turn.now.unix_s)
+        quarantine.lost(turn, members[0], cause)
+        for member in members:
+            turn.end_worker(member, cause)
+    shrink(turn, tuple(member for index in wrong for member in state.config.members_of(index)))
     return True

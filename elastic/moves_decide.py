@@ -12,7 +12,7 @@ from elastic.choose import (
     plan_restore,
     plan_whole,
 )
-from elastic.events import ComputeDigest, Phase, Stage, StartService, WorkerState, host_of
+from elastic.events import ComputeDigest, Phase, Stage, StartService, WorkerState
 from elastic.expected import expect_fresh
 from elastic.kept_runtime import choose_runtime
 from elastic.moves_end import describe_state_left, fail
@@ -49,7 +49,7 @@ def decide(turn: Turn) -> None:
 def _form_next(turn: Turn, ready: tuple[int, ...], choice: Choice | None, why: str) -> None:
     """Fix the next world, of all that are ready or of as many as a layout takes, and let it be restored."""
     config, told = turn.state.config, dict(turn.state.layouts)
-    hosts = tuple(host_of(index) for index in ready)
+    hosts = tuple(config.host(member) for index in ready for member in config.members_of(index))
     plan = None
     try:
         if choice is None:
@@ -75,11 +75,11 @@ def _form_next(turn: Turn, ready: tuple[int, ...], choice: Choice | None, why: s
 
 
 def ready_slices(turn: Turn) -> tuple[int, ...]:
-    """The slices that can be part of a world now, in rank order: the worker waits for one, the host has
-    reported, and it has a seat or takes one.
+    """The slices that can be part of a world now, in rank order: of each host, the worker waits for one and
+    the host has reported; and it has a seat or takes one.
     """
-    members = map(turn.state.member, turn.state.slices_with(WorkerState.READY))
-    able = {member.index for member in members if member.fenced and not member.leaving}
+    members = map(turn.state.member, turn.state.members_with(WorkerState.READY))
+    able = turn.state.whole(member.index for member in members if member.fenced and not member.leaving)
     return seated(turn.state.seats, able)
 
 
@@ -124,14 +124,14 @@ def wait(turn: Turn, why: str) -> None:
 
 def digest(turn: Turn, choice: Choice, purpose: Literal["captured", "restored", "final"]) -> None:
     """Have one host compute the digest of a whole state."""
-    host = turn.state.world[0]
+    member = turn.state.world[0]
     if choice.is_persisted:
         layout, plan = choice.layout, Plan.empty(choice.step)
     else:
-        layout, plan = plan_whole(choice.layout, choice.holdings, choice.step, host_of(host))
+        layout, plan = plan_whole(choice.layout, choice.holdings, choice.step, turn.state.config.host(member))
     turn.send(
         ComputeDigest(
-            member=host,
+            member=member,
             generation=turn.state.generation,
             step=choice.step,
             of_generation=choice.generation,
@@ -154,7 +154,8 @@ def _miss(turn: Turn, why: str) -> None:
 
 def _wait_for_more(turn: Turn, ready: tuple[int, ...], why: str) -> None:
     """There is no layout for the slices that are ready: wait for others, if any can come, then give up."""
-    missing = [member for member in turn.state.members if member.index not in ready]
+    slice_of = turn.state.config.slice_of
+    missing = [member for member in turn.state.members if slice_of(member.index) not in ready]
     may_come = any(
         not member.attached or member.worker is WorkerState.STARTING or turn.may_start(member)
         for member in missing
@@ -166,12 +167,12 @@ def _wait_for_more(turn: Turn, ready: tuple[int, ...], why: str) -> None:
 
 
 def _mode(turn: Turn, slices: tuple[int, ...]) -> str:
+    slice_of = turn.state.config.slice_of
     if not turn.state.started:
         return "first"
-    before = set(turn.state.world)
-    if any(turn.state.member(index).fresh for index in slices if index in before):
+    if any(turn.state.member(index).fresh for index in turn.state.world if slice_of(index) in slices):
         return "respawn"
-    return "scale-up" if before < set(slices) else "in-place"
+    return "scale-up" if set(turn.state.world_slices) < set(slices) else "in-place"
 
 
 def _form(
@@ -179,12 +180,16 @@ def _form(
 ) -> None:
     """Fix the next world; start its runtime service."""
     state = turn.state
-    before = set(state.world) if state.started else set()
+    before = set(state.world_slices) if state.started else set()
     idle = tuple(index for index in ready_slices(turn) if index not in slices)
     seats = filled(state.seats, {*slices, *idle})
     changes = tell_changes(state.seats, seats)
     if choose_runtime(turn, slices, mode, choice):
-        turn.send(StartService(generation=state.generation, num_processes=len(slices)))
+        turn.send(
+            StartService(
+                generation=state.generation, num_processes=len(slices) * state.config.hosts_per_slice
+            )
+        )
     else:
         why = f"{why}; in the runtime of generation {turn.state.runtime_generation}"
     _set_world(turn, slices, choice, is_real=mode != "rehearsal")
@@ -211,7 +216,7 @@ def _set_world(turn: Turn, slices: tuple[int, ...], choice: Choice | None, *, is
     restored_step = choice.step if choice else -1
     newest = max(state.newest_committed, restored_step)  # a captured step was committed, whatever was heard
     turn.change(
-        world=slices,
+        world=tuple(member for index in slices for member in state.config.members_of(index)),
         world_generation=state.generation,
         rehearsing=not is_real,
         started=state.started or is_real,
@@ -236,7 +241,8 @@ def _stage(turn: Turn, choice: Choice, target: Layout, plan: Plan) -> None:
         digest(turn, choice, "captured")
         return
     for index in turn.state.world:
-        remote = tuple(transfer for transfer in plan.for_target(host_of(index)) if not transfer.is_local)
+        host = turn.state.config.host(index)
+        remote = tuple(transfer for transfer in plan.for_target(host) if not transfer.is_local)
         turn.send(
             Stage(
                 member=index,
@@ -246,7 +252,7 @@ def _stage(turn: Turn, choice: Choice, target: Layout, plan: Plan) -> None:
                 position=choice.position,
                 layout=choice.layout,
                 transfers=remote,
-                alternates=other_holders(remote, choice.holdings),
+                alternates=other_holders(remote, choice.holdings, turn.state.config.hosts_per_slice),
             )
         )
     digest(turn, choice, "captured")

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from elastic.events import EndWorker, Fence, Phase, WorkerState
 from elastic.kept_runtime import note_fence
 from elastic.moves_audit import tell_comparisons
 from elastic.moves_decide import choose, decide, ready_slices
 from elastic.moves_persist import leave_world
 from elastic.moves_shadow import give_up
-from elastic.state import Member
+from elastic.state import Config, Member
 from elastic.turn import Turn
 
 STUCK = "did not leave the broken world in time"
 
 
 def shrink(turn: Turn, lost: tuple[int, ...]) -> None:
-    """Slices are lost: start the next generation without them."""
-    fence(turn, f"lost: {name_slices(lost)}", is_loss=True)
+    """Members are lost: start the next generation without their slices."""
+    fence(turn, f"lost: {name_members(turn.state.config, lost)}", is_loss=True)
 
 
 def fence(turn: Turn, why: str, *, is_loss: bool = False) -> None:
@@ -53,7 +55,8 @@ def fence(turn: Turn, why: str, *, is_loss: bool = False) -> None:
             turn.send(Fence(member=index, generation=generation, leave_out=leave_out, keep_runtime=keeps))
     for index in leaving:
         turn.plan_restart(index)
-        turn.update(index, joined_s=None)
+        for other in state.config.members_of(state.config.slice_of(index)):
+            turn.update(other, joined_s=None)
     advance_fencing(turn)
 
 
@@ -116,6 +119,13 @@ def _cannot_go_on(turn: Turn) -> bool:
     if len(ready_slices(turn)) < state.config.min_slices:
         return True
     return state.newest_committed >= 0 and choose(turn)[0] is None
+
+
+def name_members(config: Config, members: Sequence[int]) -> str:
+    """Members for a sentence: their slices, and their hosts where a slice has several."""
+    if config.hosts_per_slice == 1:
+        return name_slices(tuple(members))
+    return ", ".join(map(config.name, members)) or "no host"
 
 
 def name_slices(slices: list[int] | tuple[int, ...]) -> str:

@@ -76,10 +76,14 @@ def _judge(turn: Turn, all_wait_s: float) -> None:
         _ask(turn)
 
 
+def _stacks(turn: Turn, index: int) -> str:
+    return STACKS.format(turn.state.config.label(index))
+
+
 def _tell(turn: Turn, waited_s: float) -> None:
     """Write down where everybody is while no step ends."""
     for index in turn.state.world:
-        detail = f"no step for {waited_s:.0f} s: {turn.state.watch.where(index)}; see {STACKS.format(index)}"
+        detail = f"no step for {waited_s:.0f} s: {turn.state.watch.where(index)}; see {_stacks(turn, index)}"
         turn.write_worker(index, "overdue", turn.state.member(index).worker_pid, detail)
 
 
@@ -91,9 +95,9 @@ def _end_missing(turn: Turn, waited_s: float) -> None:
     for index in missing:
         cause = (
             f"it hung, {watch.where(index)}, while the others waited {waited_s:.1f} s for step {step};"
-            f" its stacks are in {STACKS.format(index)}"
+            f" its stacks are in {_stacks(turn, index)}"
         )
-        turn.change(last_cause=f"slice {index}: {cause}")
+        turn.change(last_cause=f"{turn.state.config.name(index)}: {cause}")
         turn.write_loss(index, cause, DETECTOR, turn.now.unix_s - waited_s)
         turn.end_worker(index, cause)
     shrink(turn, missing)
@@ -104,7 +108,7 @@ def _try_once_more(turn: Turn, waited_s: float) -> None:
     _tell(turn, waited_s)
     step = turn.state.newest_committed
     if turn.state.unexplained_at == step:
-        stuck = name_slices(turn.state.world)
+        stuck = name_slices(turn.state.world_slices)
         fail(
             turn,
             f"the step after {step} twice did not end within {waited_s:.0f} s, with {stuck} waiting in the"

@@ -15,7 +15,6 @@ from elastic.events import (
     PersistSettled,
     SharePersisted,
     StagePersisted,
-    host_of,
 )
 from elastic.records import PersistFailed, SnapshotPersisted
 from elastic.state import Persisting
@@ -119,7 +118,8 @@ def lose_shares(turn: Turn, member: int) -> None:
     for under_way in turn.state.persisting:
         is_finisher = not under_way.missing and member == under_way.finisher
         if member in under_way.missing or is_finisher:
-            _give_up(turn, under_way, f"the agent of slice {member} was started again while it wrote")
+            who = turn.state.config.name(member)
+            _give_up(turn, under_way, f"the agent of {who} was started again while it wrote")
 
 
 def repeat_settled(turn: Turn, member: int) -> None:
@@ -184,7 +184,7 @@ def _write(turn: Turn, step: int, index: int | None, reason: str) -> None:
             unix_s=turn.now.unix_s,
             generation=turn.state.generation,
             step=step,
-            slice_index=index,
+            **({"slice_index": None} if index is None else turn.place(index)),
             reason=reason,
         )
     )
@@ -195,16 +195,19 @@ def stage_persisted(turn: Turn, target: Layout) -> None:
     state = turn.state
     choice = state.choice
     assert choice is not None
-    hosts = tuple(host_of(index) for index in state.world)
     boxes = {array.path: target.boxes_by_host(array) for array in target.arrays}
-    for index, host in zip(state.world, hosts, strict=True):
+    for index in state.world:
         turn.send(
             StagePersisted(
                 member=index,
                 generation=state.generation,
                 step=choice.step,
                 layout=choice.layout,
-                boxes=tuple((path, box) for path, held in boxes.items() for box in held.get(host, ())),
+                boxes=tuple(
+                    (path, box)
+                    for path, held in boxes.items()
+                    for box in held.get(state.config.host(index), ())
+                ),
                 position=choice.position,
             )
         )

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elastic.events import WorkerState, host_of
+from elastic.events import WorkerState
 from elastic.join_events import HostPrepared, PrepareHost
 from elastic.turn import Turn
+from reshard.ids import HostId
 from reshard.layout import Layout
 
 
@@ -20,10 +21,10 @@ def prepare_outsiders(turn: Turn) -> None:
     layout = dict(state.layouts).get(max((number for number, _ in state.layouts), default=0))
     if layout is None:
         return
-    for index in state.slices_with(WorkerState.READY):
+    for index in state.members_with(WorkerState.READY):
         if index not in state.world and state.member(index).prepare_by_s is None:
             turn.update(index, prepare_by_s=turn.now.mono_s + state.config.timing.prepare_s)
-            turn.send(PrepareHost(member=index, layout=_with(layout, index)))
+            turn.send(PrepareHost(member=index, layout=_with(layout, state.config.host(index))))
 
 
 def is_prepared(turn: Turn, member: int) -> bool:
@@ -37,10 +38,14 @@ def hear(turn: Turn, event: HostPrepared) -> None:
     turn.update(event.member, prepared=True)
 
 
-def _with(layout: Layout, member: int) -> Layout:
-    """The layout with this slice's host in it, in place of another if it is not."""
-    host, mesh = host_of(member), layout.mesh
+def _with(layout: Layout, host: HostId) -> Layout:
+    """The layout with this host's slice in it, in place of another if it is not."""
+    mesh = layout.mesh
     if host in mesh.hosts:
         return layout
-    hosts = tuple(host if other == mesh.hosts[0] else other for other in mesh.hosts)
+    replaced = mesh.hosts[0].slice_index
+    hosts = tuple(
+        HostId(host.slice_index, other.host_index) if other.slice_index == replaced else other
+        for other in mesh.hosts
+    )
     return replace(layout, mesh=replace(mesh, hosts=hosts))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elastic.choose import choose_restore
-from elastic.events import Assign, Event, LaidOut, Phase, WorkerState, WorldSpec, host_of
+from elastic.events import Assign, Event, LaidOut, Phase, WorkerState, WorldSpec
 from elastic.kept_runtime import note_up
 from elastic.moves_decide import digest
 from elastic.moves_end import fail
@@ -63,14 +63,15 @@ def assign(turn: Turn) -> None:
         restored_step=restored_step,
         newest_committed=state.newest_committed,
         generation=state.generation,
-        num_slices=len(state.world),
+        num_slices=len(state.world_slices),
     )
     if not state.rehearsing:
         # From now on this world may capture: what was captured beyond its step before is left behind.
         restored_steps = (*state.restored_steps, (state.generation, restored_step))
         turn.change(restored_steps=restored_steps, new_steps=new_steps)
     copies = state.choice.left_out if state.choice else ()
-    seats = logical(state.seats, state.world)
+    slices = state.world_slices
+    seats = logical(state.seats, slices)
     left_out = tuple((copy.host, copy.path, copy.box) for copy in copies)
     is_new_runtime = state.runtime_generation == state.generation
     for rank, index in enumerate(state.world):
@@ -81,9 +82,10 @@ def assign(turn: Turn) -> None:
                 world=WorldSpec(
                     generation=state.generation,
                     rank=rank,
-                    slices=state.world,
+                    slices=slices,
+                    hosts_per_slice=state.config.hosts_per_slice,
                     service_address=state.service_address,
-                    seats=() if seats == state.world else seats,
+                    seats=() if seats == slices else seats,
                     restore_step=state.choice.step if state.choice else None,
                     restore_generation=state.choice.generation if state.choice else None,
                     restore_position=state.choice.position if state.choice else 0,
@@ -105,7 +107,8 @@ def lay_out_anew(turn: Turn, event: Event) -> None:
     """A script that asks for boxes which were not planned for gets a world planned for them, in a new try."""
     assert isinstance(event, LaidOut)
     if event.lacking:
-        try_again(turn, f"slice {event.member} asks for another layout than was planned: {event.lacking}")
+        who = turn.state.config.name(event.member)
+        try_again(turn, f"{who} asks for another layout than was planned: {event.lacking}")
 
 
 def advance_rebuilding(turn: Turn) -> None:
@@ -132,8 +135,7 @@ def _check_restored(turn: Turn) -> None:
     state = turn.state
     if state.choice is None:
         return
-    held = {host_of(index): state.member(index).snapshots for index in state.world}
-    restored, _ = choose_restore(held, {})
+    restored, _ = choose_restore(state.held_by_world(), {})
     if restored is not None and restored.step == state.choice.step:
         digest(turn, restored, "restored")
 
@@ -146,14 +148,14 @@ def advance_replaying(turn: Turn) -> None:
     elif state.rehearsing:
         if all(state.member(index).left for index in state.world):
             turn.change(rehearsals_left=state.rehearsals_left - 1)
-            note_compiled(turn, len(state.world))
+            note_compiled(turn, len(state.world_slices))
             fence(turn, "the rehearsal is over")
     elif state.all_finished():
         turn.enter(Phase.RUNNING)
         finish(turn)
     elif state.newest_committed > state.newest_before:
         turn.change(stage_failures=0)
-        note_compiled(turn, len(state.world))
+        note_compiled(turn, len(state.world_slices))
         turn.enter(Phase.RUNNING)
     else:
         look_for_hang(turn)

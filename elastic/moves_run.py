@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from elastic.choose import choose_persisted, choose_restore
-from elastic.events import StopAfter, WorkerState, host_of
+from elastic.events import StopAfter, WorkerState
 from elastic.moves_decide import digest
 from elastic.moves_end import complete, describe_state_left, fail
-from elastic.moves_fence import fence, name_slices, shrink
+from elastic.moves_fence import fence, name_members, name_slices, shrink
 from elastic.moves_hang import look_for_hang
 from elastic.moves_persist import give_up_late
 from elastic.moves_prepare import is_prepared, prepare_outsiders
@@ -25,7 +25,7 @@ def advance_waiting(turn: Turn) -> None:
     """Go on as soon as everybody expected is there; at the bound, with whoever suffices."""
     turn.start_due(at_once=True)
     state = turn.state
-    ready = seated(state.seats, state.slices_with(WorkerState.READY))
+    ready = seated(state.seats, state.whole(state.members_with(WorkerState.READY)))
     if state.uncovered:
         if turn.is_late() and choose_persisted(state.persisted, dict(state.restored_steps)) is not None:
             turn.change(uncovered="", memory_given_up=True)
@@ -50,25 +50,25 @@ def _is_everybody_there(turn: Turn, num_ready: int) -> bool:
     if turn.is_late():
         return True
     if not state.started:  # a spare is none while the slices themselves are still starting
-        return all(state.member(index).worker is WorkerState.READY for index in state.seats)
+        return set(state.seats) <= set(state.whole(state.members_with(WorkerState.READY)))
     if num_ready == state.config.num_slices:
         return True
     if turn.is_reconvening():
         return False
     if state.gather_until_s is None:
         turn.change(gather_until_s=turn.now.mono_s + state.config.timing.gather_s)
-    return not state.slices_with(WorkerState.STARTING) or turn.is_past(turn.state.gather_until_s)
+    return not state.members_with(WorkerState.STARTING) or turn.is_past(turn.state.gather_until_s)
 
 
 def _nobody_else_comes(turn: Turn) -> bool:
     """Whether too few are left that have not used up their starts."""
     config = turn.state.config
-    worn_out = [
-        member
+    worn_out = {
+        config.slice_of(member.index)
         for member in turn.state.members
         if member.attached and member.worker is WorkerState.NONE and member.starts >= config.max_starts
-    ]
-    return config.num_members - len(worn_out) < config.min_slices
+    }
+    return config.num_all_slices - len(worn_out) < config.min_slices
 
 
 # ---- a world runs ------------------------------------------------------------------------------------------
@@ -89,20 +89,22 @@ def advance_running(turn: Turn) -> None:
     give_up_late(turn)
     state = turn.state
     if turn.is_past(state.finish_by_s):
-        ended = name_slices([index for index in state.world if state.member(index).finished])
+        ended = name_members(state.config, [m for m in state.world if state.member(m).finished])
         fail(turn, f"the loop of {ended} ended after step {state.finished_step}, the others' did not")
         return
     if state.joining:
         _advance_joining(turn)
         return
-    here = state.slices_with(WorkerState.READY) + state.slices_with(WorkerState.IN_WORLD)
-    able = {index for index in here if not state.member(index).leaving}
-    coming = [index for index in seated(state.seats, able) if index not in state.world]
+    here = state.members_with(WorkerState.READY) + state.members_with(WorkerState.IN_WORLD)
+    # Hosts of a slice that is not whole wait: nothing is stopped for them.
+    able = state.whole(index for index in here if not state.member(index).leaving)
+    coming = [index for index in seated(state.seats, able) if index not in state.world_slices]
     if set(coming) <= set(state.idle):
         coming = []  # they were there already, and no layout takes them
     going = [index for index in state.world if state.member(index).leaving]
     prepare_outsiders(turn)
-    if not all(is_prepared(turn, index) for index in coming):
+    comers = [member for index in coming for member in state.config.members_of(index)]
+    if not all(is_prepared(turn, member) for member in comers):
         coming = []  # the others train on meanwhile
     if (coming or going) and not any(state.member(index).finished for index in state.world):
         _ask_for_boundary(turn)
@@ -146,8 +148,7 @@ def finish(turn: Turn) -> None:
         if is_done or turn.is_late():
             complete(turn)
         return
-    held = {host_of(index): state.member(index).snapshots for index in state.world}
-    choice, _ = choose_restore(held, dict(state.restored_steps), state.copies.named)
+    choice, _ = choose_restore(state.held_by_world(), dict(state.restored_steps), state.copies.named)
     if choice is None or choice.step != state.finished_step:
         complete(turn)
         return

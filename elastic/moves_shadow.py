@@ -4,6 +4,7 @@ trains.
 A shadow group is one process of the script on as many hosts as that world has slices. They form a world of
 their own with its ranks, with a fresh state, make one step and end; what that leaves is the entry in the
 compile cache. Nothing of it is captured, journalled or committed, and it ends at once when a recovery begins.
+Slices of several hosts have no shadow groups.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def look(turn: Turn) -> None:
     """In a world that trains: start the group that is due, give one up that does not get on."""
     state = turn.state
     shadow = state.shadow
-    if not state.config.precompile:
+    if not state.config.precompile or state.config.hosts_per_slice > 1:
         return
     if shadow.slices:
         away = [index for index in shadow.slices if not state.member(index).attached]
@@ -45,7 +46,7 @@ def look(turn: Turn) -> None:
     attached = tuple(index for index in here if state.member(index).attached)
     config = state.config
     size = shadow.next_size(
-        len(state.world), config.min_slices, config.num_slices, len(attached), state.generation
+        len(state.world_slices), config.min_slices, config.num_slices, len(attached), state.generation
     )
     if size is not None:
         _begin(turn, attached[:size])

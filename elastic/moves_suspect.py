@@ -11,20 +11,17 @@ from elastic.turn import Turn
 
 def suspect(turn: Turn, event: StepFailed) -> None:
     """A step failed: if somebody is known to be gone that explains it, else wait for the detectors."""
+    error = f"{turn.state.config.name(event.member)}: {event.error}"
     if refuses(turn, event):
-        fence(turn, f"the kept runtime does not serve: slice {event.member}: {event.error}")
+        fence(turn, f"the kept runtime does not serve: {error}")
         return
-    turn.change(suspect_error=f"slice {event.member}: {event.error}", unprobed=frozenset())
-    turn.enter(
-        Phase.SUSPECT,
-        f"slice {event.member}: {event.error}",
-        within_s=turn.state.config.timing.suspect_s,
-    )
+    turn.change(suspect_error=error, unprobed=frozenset())
+    turn.enter(Phase.SUSPECT, error, within_s=turn.state.config.timing.suspect_s)
     hear(turn, event)
 
 
 def hear(turn: Turn, event: StepFailed) -> None:
-    """A slice whose own devices do not work is what was lost; the others' are well."""
+    """A host whose own devices do not work is what was lost; the others' are well."""
     index, pid = event.member, turn.state.member(event.member).worker_pid
     if event.devices is None:
         turn.change(unprobed=turn.state.unprobed | {index})
@@ -33,7 +30,7 @@ def hear(turn: Turn, event: StepFailed) -> None:
         turn.write_worker(index, "probed", pid, event.devices or "its devices are well")
     if event.devices and index in turn.state.world:
         cause = f"its devices do not work: {event.devices}"
-        turn.change(last_cause=f"slice {index}: {cause}")
+        turn.change(last_cause=f"{turn.state.config.name(index)}: {cause}")
         turn.write_loss(index, cause, "device-probe", turn.now.unix_s)
         turn.end_worker(index, cause)
     advance_suspect(turn)
@@ -54,7 +51,7 @@ def advance_suspect(turn: Turn) -> None:
 
 
 def _is_probing(turn: Turn) -> bool:
-    """Whether a probe of a slice's devices may still end."""
+    """Whether a probe of a host's devices may still end."""
     state = turn.state
     assert state.deadline_s is not None
     return bool(state.unprobed) and not turn.is_past(state.deadline_s + state.config.timing.probe_s)

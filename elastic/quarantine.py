@@ -44,28 +44,34 @@ class Flapping:
 
 
 def joined(turn: Turn, index: int) -> None:
-    """A slice has its part in a world: from now on it is healthy."""
+    """A host has its part in a world: from now on it is healthy."""
     if turn.state.member(index).joined_s is None:
         turn.update(index, joined_s=turn.now.mono_s)
 
 
 def lost(turn: Turn, index: int, cause: str) -> None:
-    """A slice is being lost by a fault of its own: it may have to wait before it comes back."""
-    bounds = turn.state.config.flapping
-    member = turn.state.member(index)
-    if member.worker is WorkerState.NONE:
+    """A host is being lost by a fault of its own: its slice may have to wait before it comes back.
+
+    Losses are the slice's, whichever of its hosts they hit; of several at once the first one counts.
+    """
+    config = turn.state.config
+    bounds, member = config.flapping, turn.state.member(index)
+    slice_index = config.slice_of(index)
+    all_of_slice = config.members_of(slice_index)
+    if any(turn.state.member(one).worker is WorkerState.NONE for one in all_of_slice):
         return  # counted already
     was_healthy_s = 0.0 if member.joined_s is None else turn.now.mono_s - member.joined_s
     num_losses = 1 if was_healthy_s >= bounds.healthy_s else member.losses_in_row + 1
     delay_s = bounds.delay_s(num_losses)
     until_s = turn.now.mono_s + delay_s if delay_s else None
-    turn.update(index, joined_s=None, losses_in_row=num_losses, quarantined_until_s=until_s)
-    if delay_s and turn.state.config.rejoin_after_steps is not None:
+    for one in all_of_slice:
+        turn.update(one, joined_s=None, losses_in_row=num_losses, quarantined_until_s=until_s)
+    if delay_s and config.rejoin_after_steps is not None:
         turn.write(
             SliceQuarantined(
                 unix_s=turn.now.unix_s,
                 generation=turn.state.generation,
-                slice_index=index,
+                slice_index=slice_index,
                 losses_in_row=num_losses,
                 healthy_s=was_healthy_s,
                 delay_s=delay_s,

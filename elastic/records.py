@@ -1,7 +1,8 @@
 """The history of a run: what happened, in order, as frozen records in `DIR/events.jsonl`.
 
-The coordinator appends one JSON object a line; nothing else is kept about a run. The report, the live display
-and `elastic events` are pure functions of this history (history first, judgement afterwards).
+The coordinator appends one JSON object a line; nothing else is kept about a run. The report, the live
+display and `elastic events` are pure functions of this history (history first, judgement afterwards).
+`slice_index` is the logical slice that a record is about, `host_index` the host of it.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class RunStarted:
     spares: int = 0
     epoch_samples: int | None = None
     """Samples in an epoch, where it is known before the start."""
+    hosts_per_slice: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,7 @@ class FaultInjected:
     fault: str
     slice_index: int | None
     detail: str = ""
+    host_index: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +91,9 @@ class ServiceStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossDetected:
-    """The coordinator counts a slice as lost. `last_life_unix_s` is the last sign of life of what died."""
+    """The coordinator counts a slice as lost, because of this host of it. `last_life_unix_s` is the last sign
+    of life of what died.
+    """
 
     unix_s: float
     generation: int
@@ -96,6 +101,7 @@ class LossDetected:
     cause: str
     detector: str
     last_life_unix_s: float
+    host_index: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +124,7 @@ class WorkerEvent:
     state: str
     pid: int = 0
     detail: str = ""
+    host_index: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +159,7 @@ class StateRestored:
     bytes_from: dict[str, int]
     form_s: float
     restore_s: float
+    host_index: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +207,7 @@ class StepCommitted:
     """What the slice's host took for the step itself: its batch, and the Python of the loop."""
     device_s: float | None = None
     """What a tiny program took on the slice's devices; None where it was not timed."""
+    host_index: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +219,7 @@ class SnapshotRejected:
     slice_index: int
     step: int | None
     reason: str
+    host_index: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +231,7 @@ class SnapshotsVerified:
     slice_index: int
     step: int
     num_shards: int
+    host_index: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,6 +256,7 @@ class PersistFailed:
     step: int
     slice_index: int | None
     reason: str
+    host_index: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,6 +352,7 @@ class StragglerSeen:
     factor: float
     own_s: float
     others_s: float
+    host_index: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,6 +364,7 @@ class StragglerOver:
     slice_index: int
     step: int
     where: str
+    host_index: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

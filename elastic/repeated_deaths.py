@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from elastic.members import host_of, name_of
+
 MAX_NAMED = 8
 
 
@@ -19,7 +21,7 @@ class Deaths:
     step: int = -1
     """The newest committed step when they died: they died in the one after it."""
     generations: tuple[int, ...] = ()
-    slices: tuple[int, ...] = ()
+    members: tuple[int, ...] = ()
     signals: tuple[str, ...] = ()
     evidence: str = ""
     """What the newest of them left that speaks for want of memory; "" as soon as one try left nothing."""
@@ -29,7 +31,7 @@ class Deaths:
         """How many worlds had a worker killed at this step."""
         return len(self.generations)
 
-    def died(self, step: int, generation: int, slice_index: int, signal: str, evidence: str) -> Deaths:
+    def died(self, step: int, generation: int, member: int, signal: str, evidence: str) -> Deaths:
         """A worker of a world was killed by a signal, after the newest step that anybody has committed."""
         if step != self.step or not self.generations:
             kept = Deaths(step=step, evidence=evidence)
@@ -37,7 +39,7 @@ class Deaths:
             return Deaths(
                 step=step,
                 generations=self.generations,
-                slices=(*self.slices, slice_index),
+                members=(*self.members, member),
                 signals=(*self.signals, signal),
                 evidence=self.evidence or evidence,
             )
@@ -46,20 +48,20 @@ class Deaths:
         return Deaths(
             step=step,
             generations=(*kept.generations, generation),
-            slices=(*kept.slices, slice_index),
+            members=(*kept.members, member),
             signals=(*kept.signals, signal),
             evidence=evidence if kept.evidence else "",
         )
 
-    def verdict(self, max_tries: int) -> str:
+    def verdict(self, max_tries: int, hosts_per_slice: int = 1) -> str:
         """Why the job must stop, "" as long as it need not: after `max_tries`, or two that the kernel owns up
         to.
         """
         if self.num_tries < (min(2, max_tries) if self.evidence else max_tries):
             return ""
-        who = ", ".join(map(str, self.slices[:MAX_NAMED]))
+        who = _names(self.members[:MAX_NAMED], hosts_per_slice)
         by = " and ".join(sorted(set(self.signals)))
-        said = f"killed at step {self.step + 1} {self.num_tries} times in a row (exit by {by}; slices {who})"
+        said = f"killed at step {self.step + 1} {self.num_tries} times in a row (exit by {by}; {who})"
         if "SIGKILL" not in self.signals:
             return f"{said}: native code of the step crashes; the workers' logs have its last words"
         if self.evidence:
@@ -68,3 +70,9 @@ class Deaths:
             f"{said}: out of memory? No control group of the workers counts a kill for want of memory; look "
             "at the hosts' kernel logs, and at what the script does in that step"
         )
+
+
+def _names(members: tuple[int, ...], hosts_per_slice: int) -> str:
+    if hosts_per_slice == 1:
+        return f"slices {', '.join(map(str, members))}"
+    return ", ".join(name_of(host_of(member, hosts_per_slice), hosts_per_slice) for member in members)

@@ -154,6 +154,7 @@ def _run_info(records: Sequence[Record], started: RunStarted, ended: RunEnded | 
         wall_s=max(0.0, end_of(records) - started.unix_s),
         outcome="completed" if ended is not None and ended.outcome == "completed" else "failed",
         error=unended if ended is None else ended.error,
+        hosts_per_slice=started.hosts_per_slice,
     )
 
 

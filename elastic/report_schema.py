@@ -36,6 +36,7 @@ class RunInfo:
     wall_s: float
     outcome: Outcome
     error: str
+    hosts_per_slice: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

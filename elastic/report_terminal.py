@@ -44,7 +44,8 @@ def _headline(report: Report) -> RenderableType:
     text = Text()
     colour = "bold green" if run.outcome == "completed" else "bold red"
     text.append(f"Run {run.id} {run.outcome}", style=colour)
-    wall, started = format_seconds(run.wall_s), f"{run.slices} slices, {run.adapter}, seed {run.seed}"
+    hosts = f" of {run.hosts_per_slice} hosts" if run.hosts_per_slice > 1 else ""
+    wall, started = format_seconds(run.wall_s), f"{run.slices} slices{hosts}, {run.adapter}, seed {run.seed}"
     text.append(f" in {wall} ({started}), goodput {report.goodput:.1%}")
     if report.final.loss is not None:
         text.append(f", final loss {report.final.loss:.4f}")

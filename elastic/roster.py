@@ -26,7 +26,7 @@ class AttachedAgent:
 
 
 class Roster:
-    """The attached agent of each slice, if there is one."""
+    """The attached agent of each host, if there is one."""
 
     def __init__(self) -> None:
         self._agents: dict[int, AttachedAgent] = {}
@@ -37,7 +37,7 @@ class Roster:
         return len(self._agents)
 
     def attach(self, member: int, data_address: str) -> Outbox:
-        """Take in an agent, in the place of an earlier one of its slice."""
+        """Take in an agent, in the place of an earlier one of its host."""
         outbox: Outbox = queue.SimpleQueue()
         agent = AttachedAgent(outbox, data_address, time.monotonic(), time.time())
         with self._lock:
@@ -48,7 +48,7 @@ class Roster:
         return outbox
 
     def heard(self, member: int, outbox: Outbox) -> bool:
-        """Note a sign of life; False when another agent of this slice has taken over."""
+        """Note a sign of life; False when another agent of this host has taken over."""
         agent = self._agents.get(member)
         if agent is None or agent.outbox is not outbox:
             return False
@@ -66,7 +66,7 @@ class Roster:
         return agent
 
     def put(self, member: int, envelope: Any) -> None:
-        """Send to a slice's agent, if it is attached."""
+        """Send to a host's agent, if it is attached."""
         agent = self._agents.get(member)
         if agent is not None:
             agent.outbox.put(envelope)

@@ -136,7 +136,10 @@ def prepare(wanted: Wanted) -> tuple[JobSpec, Sequence[Any]]:
             f"the {adapter.name} adapter has no spare slices",
             remedy="Leave out --spares, or start processes.",
         )
-    faults = find_injector().parse(wanted.faults, wanted.config.num_members) if wanted.faults else ()
+    faults: Sequence[Any] = ()
+    if wanted.faults:
+        num_slices, num_hosts = wanted.config.num_all_slices, wanted.config.hosts_per_slice
+        faults = find_injector().parse(wanted.faults, num_slices, num_hosts)
     check_root(wanted.shm_root)
     keeps_runtime = wanted.config.keeps_runtime and getattr(adapter, "keeps_runtime", False)
     precompile = wanted.config.precompile and not adapter.one_process

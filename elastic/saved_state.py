@@ -163,6 +163,7 @@ def _saved_member(member: Member, now_s: float, *, volatile: bool) -> SavedMembe
 def _saved_copies(copies: CopyCheck, *, volatile: bool) -> CopyCheck:
     """What was found; an audit that was ordered is ordered again."""
     return CopyCheck(
+        hosts_per_slice=copies.hosts_per_slice,
         generation=copies.generation if volatile else 0,
         newest_done=copies.newest_done if volatile else (-1, -1),
         wants_audit=copies.wants_audit or copies.audit_step is not None,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from elastic.choose import Choice
 from elastic.copy_check import CopyCheck
-from elastic.events import Phase, SnapshotSummary, WorkerState, host_of
+from elastic.events import Phase, SnapshotSummary, WorkerState
+from elastic.members import host_of, label_of, name_of
 from elastic.quarantine import Flapping
 from elastic.repeated_deaths import Deaths
 from elastic.shadow import Shadow
@@ -25,6 +28,7 @@ class Config:
     """What does not change during a job."""
 
     num_slices: int
+    hosts_per_slice: int = 1
     spares: int = 0
     """Slices beyond these that wait for one of them to be lost."""
     min_slices: int = 1
@@ -59,6 +63,8 @@ class Config:
     def __post_init__(self) -> None:
         if self.num_slices < 1:
             raise UsageError(f"slices must be at least 1, not {self.num_slices}")
+        if self.hosts_per_slice < 1:
+            raise UsageError(f"hosts-per-slice must be at least 1, not {self.hosts_per_slice}")
         if self.spares < 0:
             raise UsageError(f"spares must be 0 or more, not {self.spares}")
         if not 1 <= self.min_slices <= self.num_slices:
@@ -72,8 +78,34 @@ class Config:
 
     @property
     def num_members(self) -> int:
+        """The hosts of all slices, of the spares too."""
+        return self.num_all_slices * self.hosts_per_slice
+
+    @property
+    def num_all_slices(self) -> int:
         """All slices of the job, the spares too."""
         return self.num_slices + self.spares
+
+    def host(self, member: int) -> HostId:
+        """The host that is this member."""
+        return host_of(member, self.hosts_per_slice)
+
+    def slice_of(self, member: int) -> int:
+        """The index of the slice that a member belongs to."""
+        return member // self.hosts_per_slice
+
+    def members_of(self, slice_index: int) -> tuple[int, ...]:
+        """The members of a slice, in the order of their hosts."""
+        first = slice_index * self.hosts_per_slice
+        return tuple(range(first, first + self.hosts_per_slice))
+
+    def name(self, member: int) -> str:
+        """A member for a sentence: its slice, and its host where a slice has several."""
+        return name_of(self.host(member), self.hosts_per_slice)
+
+    def label(self, member: int) -> str:
+        """A member in the name of a file."""
+        return label_of(self.host(member), self.hosts_per_slice)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +156,8 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Persisting:
-    """A snapshot on its way into the persistent tier: which slices still write their share of it (none: it is
-    being put together, by the agent of slice `finisher`). `began_s` is of the machine's clock.
+    """A snapshot on its way into the persistent tier: which members still write their share of it (none: it
+    is being put together, by the agent of member `finisher`). `began_s` is of the machine's clock.
     """
 
     generation: int
@@ -137,7 +169,9 @@ class Persisting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobState:
-    """All that the machine knows. `world` are the slices of the current (or forming) world, in rank order."""
+    """All that the machine knows. `world` are the members of the current (or forming) world, in rank order:
+    all hosts of its slices, slice by slice.
+    """
 
     config: Config
     members: tuple[Member, ...]
@@ -188,7 +222,7 @@ class JobState:
     stop_step: int | None = None
     suspect_error: str = ""
     unprobed: frozenset[int] = frozenset()
-    """Slices whose step failed and whose devices have not been probed yet."""
+    """Members whose step failed and whose devices have not been probed yet."""
     unexplained_at: int | None = None
     """The step at which a failure without a loss was last seen; a second one there ends the job."""
     deaths: Deaths = field(default_factory=Deaths)
@@ -224,7 +258,8 @@ class JobState:
         """The record of one member. Raises UsageError for one that this job does not have."""
         if not 0 <= index < len(self.members):
             last = len(self.members) - 1
-            raise UsageError(f"there is no slice {index}: the job has slices 0 to {last}")
+            what = "slice" if self.config.hosts_per_slice == 1 else "host number"
+            raise UsageError(f"there is no {what} {index}: the job has {what}s 0 to {last}")
         return self.members[index]
 
     def with_member(self, index: int, **changes: Any) -> JobState:
@@ -236,13 +271,33 @@ class JobState:
         """The state with these fields changed in every member."""
         return replace(self, members=tuple(replace(member, **changes) for member in self.members))
 
-    def slices_with(self, worker: WorkerState) -> tuple[int, ...]:
-        """The attached slices whose worker is in this state."""
+    def members_with(self, worker: WorkerState) -> tuple[int, ...]:
+        """The attached members whose worker is in this state."""
         return tuple(m.index for m in self.members if m.attached and m.worker is worker)
+
+    def whole(self, members: Iterable[int]) -> tuple[int, ...]:
+        """The slices all of whose members are among these: a part of a slice takes part in nothing."""
+        there = Counter(map(self.config.slice_of, set(members)))
+        return tuple(sorted(index for index, num in there.items() if num == self.config.hosts_per_slice))
+
+    def spares(self) -> frozenset[int]:
+        """The members whose worker is ready, while another host of their slice is lost."""
+        ready = self.members_with(WorkerState.READY)
+        complete = set(self.whole((*ready, *self.world)))
+        return frozenset(index for index in ready if self.config.slice_of(index) not in complete)
+
+    @property
+    def world_slices(self) -> tuple[int, ...]:
+        """The slices of the world, in rank order."""
+        return tuple(dict.fromkeys(map(self.config.slice_of, self.world)))
 
     def held(self) -> dict[HostId, tuple[SnapshotSummary, ...]]:
         """The snapshots in the memory of every host at hand, with or without a worker."""
-        return {host_of(m.index): m.snapshots for m in self.members if m.attached}
+        return {self.config.host(m.index): m.snapshots for m in self.members if m.attached}
+
+    def held_by_world(self) -> dict[HostId, tuple[SnapshotSummary, ...]]:
+        """The snapshots in the memory of the world's hosts."""
+        return {self.config.host(index): self.member(index).snapshots for index in self.world}
 
     @property
     def is_finishing_persist(self) -> bool:
@@ -266,6 +321,7 @@ def initial_state(config: Config, now_s: float) -> JobState:
     return JobState(
         config=config,
         members=members,
+        copies=CopyCheck(hosts_per_slice=config.hosts_per_slice),
         seats=tuple(range(config.num_slices)),
         rehearsals_left=max(rehearsals, 0),
         deadline_s=now_s + config.timing.start_s,

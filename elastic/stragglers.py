@@ -4,6 +4,7 @@ Pure: fed with the history as it is written. In lockstep a slow slice makes ever
 times tell nothing; what each tells of itself does: the time its host takes for a step (reading and placing
 its batch, and its loop's Python), and now and then that of a tiny program on its own devices. Medians over a
 window are compared with the median of the other slices'; several windows in a row must agree, either way.
+Where slices have several hosts, each host is compared with all others.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import statistics
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from elastic.members import member_of
 from elastic.records import Record, StepCommitted, StragglerOver, StragglerSeen, WorldFormed
 from reshard.errors import UsageError
+from reshard.ids import HostId
 
 WHERES = ("input", "device")
 MAX_WINDOWS = 4
@@ -45,17 +48,19 @@ class StragglerRule:
 
 @dataclass(slots=True, kw_only=True)
 class StragglerWatch:
-    """What is known of the present world's slices. `hear` takes each record once; returns what to write."""
+    """What is known of the present world's hosts. `hear` takes each record once; returns what to write."""
 
     rule: StragglerRule = field(default_factory=StragglerRule)
+    hosts_per_slice: int = 1
     generation: int = 0
     world: tuple[int, ...] = ()
+    """Its members (`elastic.members`)."""
     seen: dict[tuple[str, int], StragglerSeen] = field(default_factory=dict)
     """The stragglers of now."""
     _samples: dict[str, dict[int, list[float]]] = field(default_factory=dict)
     _step_s: list[float] = field(default_factory=list)
     _streaks: defaultdict[tuple[str, int], int] = field(default_factory=lambda: defaultdict(int))
-    """Windows in a row that contradict what is told of a slice."""
+    """Windows in a row that contradict what is told of a host."""
 
     def hear(self, record: Record) -> list[StragglerSeen | StragglerOver]:
         """Take in a record of the history."""
@@ -67,25 +72,28 @@ class StragglerWatch:
 
     def _enter(self, formed: WorldFormed) -> list[StragglerSeen | StragglerOver]:
         over = [self._over(seen, formed.unix_s, formed.newest_committed) for seen in self.seen.values()]
-        self.generation, self.world = formed.generation, formed.slices
+        num = self.hosts_per_slice
+        self.generation = formed.generation
+        self.world = tuple(index * num + host for index in formed.slices for host in range(num))
         self.seen = {}
-        self._samples = {where: {index: [] for index in formed.slices} for where in WHERES}
+        self._samples = {where: {member: [] for member in self.world} for where in WHERES}
         self._step_s = []
         self._streaks.clear()
         return list(over)
 
     def _count(self, record: StepCommitted) -> list[StragglerSeen | StragglerOver]:
-        if record.slice_index not in self.world:
+        member = member_of(HostId(record.slice_index, record.host_index), self.hosts_per_slice)
+        if member not in self.world:
             return []
         if not record.compile_s:  # what compiles now may have been in another's cache
-            self._samples["input"][record.slice_index].append(record.host_s)
+            self._samples["input"][member].append(record.host_s)
             self._step_s = [*self._step_s[-63:], record.step_s]
         if record.device_s is not None:
-            self._samples["device"][record.slice_index].append(record.device_s)
+            self._samples["device"][member].append(record.device_s)
         told: list[StragglerSeen | StragglerOver] = []
         for where in WHERES:
-            own = self._samples[where][record.slice_index]
-            del own[: -MAX_WINDOWS * self.rule.window(where)]  # where another slice tells nothing
+            own = self._samples[where][member]
+            del own[: -MAX_WINDOWS * self.rule.window(where)]  # where another host tells nothing
             samples = self._samples[where]
             if len(self.world) > 1 and all(len(o) >= self.rule.window(where) for o in samples.values()):
                 medians = {index: statistics.median(told_s) for index, told_s in samples.items()}
@@ -113,7 +121,8 @@ class StragglerWatch:
             self.seen[key] = StragglerSeen(
                 unix_s=record.unix_s,
                 generation=record.generation,
-                slice_index=index,
+                slice_index=index // self.hosts_per_slice,
+                host_index=index % self.hosts_per_slice,
                 step=record.step,
                 where=where,
                 factor=round(own_s / max(others_s, 1e-6), 2),
@@ -128,6 +137,7 @@ class StragglerWatch:
             unix_s=unix_s,
             generation=self.generation,
             slice_index=seen.slice_index,
+            host_index=seen.host_index,
             step=step,
             where=seen.where,
         )

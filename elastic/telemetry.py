@@ -125,9 +125,9 @@ class RecoveryTracer:
             for tier, num_bytes in record.bytes_from.items():
                 self._moved.add(num_bytes, {"tier": tier})
         elif isinstance(record, StragglerSeen):
-            self._slow.set(record.factor, {"slice": record.slice_index, "where": record.where})
+            self._slow.set(record.factor, {**_place(record), "where": record.where})
         elif isinstance(record, StragglerOver):
-            self._slow.set(0.0, {"slice": record.slice_index, "where": record.where})
+            self._slow.set(0.0, {**_place(record), "where": record.where})
         elif isinstance(record, WorldFormed) and self._recovery is not None:
             self._recovery.set_attribute("elastic.mode", record.mode)
             self._recovery.set_attribute("elastic.generation", record.generation)
@@ -197,3 +197,8 @@ class RecoveryTracer:
             self._recoveries.add(1, {"outcome": record.phase.lower()})
             self._recovery = None
             self._cause = "none"
+
+
+def _place(record: StragglerSeen | StragglerOver) -> dict[str, int]:
+    """Which slice, and which host of it if it is not the first."""
+    return {"slice": record.slice_index} | ({"host": record.host_index} if record.host_index else {})

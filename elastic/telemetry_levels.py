@@ -25,8 +25,8 @@ _BY_EVENT = {
 class Levels:
     """`hear` takes each record once, in order."""
 
-    states: dict[int, str] = field(default_factory=dict)
-    """Each slice's state, one of SLICE_STATES."""
+    _hosts: dict[tuple[int, int], str] = field(default_factory=dict)
+    """By slice and host in it: one of SLICE_STATES."""
     _rehearsals: set[int] = field(default_factory=set)
     _began_unix_s: float | None = None
     _phase: str = ""
@@ -40,13 +40,17 @@ class Levels:
         """Take in the next record."""
         self._now_unix_s = max(self._now_unix_s, record.unix_s)
         if isinstance(record, RunStarted):
-            self.states = dict.fromkeys(range(record.slices), "away")
+            hosts = range(record.hosts_per_slice)
+            self._hosts = {(index, host): "away" for index in range(record.slices) for host in hosts}
         elif isinstance(record, WorkerEvent):
-            self.states[record.slice_index] = _BY_EVENT.get(record.state, self._state_of(record.slice_index))
+            host = (record.slice_index, record.host_index)
+            self._hosts[host] = _BY_EVENT.get(record.state, self._hosts.get(host, "away"))
         elif isinstance(record, WorldFormed):
-            others = {index: state for index, state in self.states.items() if index not in record.slices}
-            left = {index: "away" if state == "training" else state for index, state in others.items()}
-            self.states = left | dict.fromkeys(record.slices, "training")
+            left = {host: "away" if state == "training" else state for host, state in self._hosts.items()}
+            training = {host for host in left if host[0] in record.slices} | {
+                (index, 0) for index in record.slices
+            }
+            self._hosts = left | dict.fromkeys(training, "training")
             if record.mode == "rehearsal":
                 self._rehearsals.add(record.generation)
         elif isinstance(record, PhaseEntered):
@@ -56,9 +60,6 @@ class Levels:
             if key > self._stalled:  # each slice tells of each step; the loop stood still once
                 self._stalled, self._stall_s = key, self._stall_s + record.stall_s
 
-    def _state_of(self, slice_index: int) -> str:
-        return self.states.get(slice_index, "away")
-
     def _enter(self, record: PhaseEntered) -> None:
         if self._began_unix_s is None:
             if record.phase == "RUNNING" and record.generation not in self._rehearsals:
@@ -66,6 +67,14 @@ class Levels:
         elif self._phase != "RUNNING":
             self._outside_s += record.unix_s - self._phase_unix_s
         self._phase, self._phase_unix_s = record.phase, record.unix_s
+
+    @property
+    def states(self) -> dict[int, str]:
+        """Each slice's state: that of the host of it that is furthest from training."""
+        found: dict[int, str] = {}
+        for (index, _), state in self._hosts.items():
+            found[index] = max(found.get(index, state), state, key=SLICE_STATES.index)
+        return found
 
     def counts(self) -> dict[str, int]:
         """How many slices are in each state."""

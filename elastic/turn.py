@@ -64,13 +64,18 @@ class Turn:
         """Add a record to the history."""
         self.commands.append(Write(record=record))
 
+    def place(self, index: int) -> dict[str, int]:
+        """The fields of a record that say where a member is."""
+        host = self.state.config.host(index)
+        return {"slice_index": host.slice_index, "host_index": host.host_index}
+
     def write_worker(self, index: int, state: str, pid: int, detail: str = "") -> None:
         """Add to the history what a worker did."""
         self.write(
             WorkerEvent(
                 unix_s=self.now.unix_s,
                 generation=self.state.generation,
-                slice_index=index,
+                **self.place(index),
                 state=state,
                 pid=pid,
                 detail=detail,
@@ -78,12 +83,12 @@ class Turn:
         )
 
     def write_loss(self, index: int, cause: str, detector: str, last_life_unix_s: float) -> None:
-        """Add to the history that the world has lost a slice."""
+        """Add to the history that the world has lost a host, and its slice with it."""
         self.write(
             LossDetected(
                 unix_s=self.now.unix_s,
                 generation=self.state.generation,
-                slice_index=index,
+                **self.place(index),
                 cause=cause,
                 detector=detector,
                 last_life_unix_s=last_life_unix_s,
@@ -117,7 +122,7 @@ class Turn:
     # ---- workers that start and end ------------------------------------------------------------------------
 
     def plan_restart(self, index: int) -> None:
-        """The slice has no worker any more; plan when it may get another."""
+        """The host has no worker any more; plan when it may get another."""
         after = self.state.config.rejoin_after_steps
         member = self.state.member(index)
         self.update(
@@ -168,30 +173,36 @@ class Turn:
         index, timing = member.index, self.state.config.timing
         if self.is_past(member.start_by_s):
             cause = no_session(timing.start_s)
-            self.change(last_cause=f"slice {index}: {cause}")
+            self.change(last_cause=f"{self.state.config.name(index)}: {cause}")
             quarantine.lost(self, index, cause)
             self.end_worker(index, cause)
         elif self.is_past(member.hint_at_s):
             self.update(index, hint_at_s=None)
-            detail = f"{no_session(timing.session_hint_s)}; its output is in logs/worker-{index}.log"
+            label = self.state.config.label(index)
+            detail = f"{no_session(timing.session_hint_s)}; its output is in logs/worker-{label}.log"
             self.write_worker(index, "overdue", member.worker_pid, detail)
 
     def may_start(self, member: Member) -> bool:
-        """Whether a slice without a worker is to get one, now or later."""
+        """Whether a host without a worker is to get one, now or later."""
         return member.start_at_step is not None and member.starts < self.state.config.max_starts
 
     # ---- losses --------------------------------------------------------------------------------------------
 
     def patience_s(self, member: Member) -> float:
-        """How long this slice's agent may be away before the slice counts as lost.
+        """How long this host's agent may be away before it counts as lost, and its slice with it.
 
-        Where its worker could make steps alone, its lease is waited out: two groups must never both go on. So
-        is everybody's when nobody of the world can be reached: it is the coordinator that is cut off, and
-        they train on.
+        Where the workers out of reach could make steps without anybody else (all of the one slice there is),
+        their lease is waited out: two groups must never both go on. So is everybody's when nobody of the
+        world can be reached: it is the coordinator that is cut off, and they train on.
         """
-        timing = self.state.config.timing
-        alone = self.state.world == (member.index,) and not self.state.rehearsing
-        if alone and member.worker is WorkerState.IN_WORLD:
+        timing, state = self.state.config.timing, self.state
+        is_alone = member.index in state.world and len(state.world_slices) == 1
+        if (
+            is_alone
+            and not state.rehearsing
+            and self.is_world_away()
+            and member.worker is WorkerState.IN_WORLD
+        ):
             return timing.lease_s
         if self.state.phase is Phase.RUNNING and self.is_world_away():
             return timing.lease_s
@@ -203,7 +214,7 @@ class Turn:
         return not any(self.state.member(index).attached for index in self.state.world)
 
     def is_gone(self, member: Member) -> bool:
-        """Whether a slice's agent is away for longer than the phase allows."""
+        """Whether a host's agent is away for longer than the phase allows."""
         if member.attached:
             return False
         return member.gone_since_s is None or self.is_past(member.gone_since_s + self.patience_s(member))
@@ -215,7 +226,7 @@ class Turn:
         )
 
     def lost_members(self) -> tuple[int, ...]:
-        """The slices of the world (forming or running) that cannot be part of it any more.
+        """The members of the world (forming or running) that cannot be part of it any more.
 
         Those out of reach are written down and their restart planned.
         """
@@ -234,7 +245,7 @@ class Turn:
         member = self.state.member(index)
         if member.worker in (WorkerState.IN_WORLD, WorkerState.READY) and index in self.state.world:
             cause = "its host is out of reach (agent or host lost)"
-            self.change(last_cause=f"slice {index}: {cause}")
+            self.change(last_cause=f"{self.state.config.name(index)}: {cause}")
             self.write_loss(index, cause, "agent-heartbeat", member.last_life_unix_s)
         if member.worker is not WorkerState.NONE:
             quarantine.lost(self, index, "its host was out of reach")

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from elastic.events import WorkerState
-from elastic.job import ENV_DIRECTORY, ENV_LEASH_FD, ENV_SLICE, ENV_STANDBY, JobSpec
+from elastic.job import ENV_DIRECTORY, ENV_HOST, ENV_LEASH_FD, ENV_SLICE, ENV_STANDBY, JobSpec
 from elastic.leash import leash_fd
 from elastic.memory_evidence import MemoryWatch
 from elastic.parent_death import dying_with_parent
@@ -97,21 +97,22 @@ class WorkerProcess:
     def start(
         cls, spec: JobSpec, member: int, on_exit: Callable[[WorkerExit], None], *, role: str = ""
     ) -> WorkerProcess:
-        """Start the job's command as the worker of a slice; its output goes to `DIR/logs/worker-N.log`.
+        """Start the job's command as the worker of a host; its output goes to `DIR/logs/worker-N.log`.
 
         With a `role` it waits at its session until its turn comes (`elastic.agent_standby`); until then it
         ends with the calling thread.
         """
         environment = os.environ | spec.worker_environment
         environment[ENV_DIRECTORY] = str(spec.directory)
-        environment[ENV_SLICE] = str(member)
+        host = spec.config.host(member)
+        environment[ENV_SLICE], environment[ENV_HOST] = str(host.slice_index), str(host.host_index)
         environment.pop(ENV_STANDBY, None)
         if role:
             environment[ENV_STANDBY] = role
         leash = leash_fd()
         if leash is not None:
             environment[ENV_LEASH_FD] = str(leash)
-        log_path = spec.directory / "logs" / f"worker-{member}.log"
+        log_path = spec.worker_file(member, "log")
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with log_path.open("ab") as log:
             child = subprocess.Popen(

@@ -69,11 +69,11 @@ def take_stacks(path: Path, thread_id: int) -> tuple[bool, str]:
     return found
 
 
-def report_stacks(directory: Path, member: int, generation: int) -> StacksTaken:
-    """Take this process's stacks into the run's `logs/worker-N.stacks`; tells where its main thread is."""
+def report_stacks(path: Path, member: int, generation: int) -> StacksTaken:
+    """Take this process's stacks into a file; tells where its main thread is."""
     main_id = threading.main_thread().ident or 0
     try:
-        in_script, where = take_stacks(directory / "logs" / f"worker-{member}.stacks", main_id)
+        in_script, where = take_stacks(path, main_id)
     except OSError as error:  # no room for the file: where we are is told all the same
         in_script, where = locate_thread(main_id)
         where = f"{where}; its stacks could not be written: {error}"

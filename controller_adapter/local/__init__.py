@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastic.job import JobSpec
 from elastic.ports import Link, Runtime
+from reshard.errors import UsageError
 
 if TYPE_CHECKING:
     from controller_adapter.local.launcher import LocalLauncher
@@ -65,6 +66,11 @@ class LocalAdapter:
 
     def launcher(self, spec: JobSpec, faults: Sequence[Any]) -> LocalLauncher:
         """What runs the job's script as one process. Raises UsageError for what cannot be simulated."""
+        if spec.config.hosts_per_slice > 1:
+            raise UsageError(
+                "the local adapter's virtual slices have one host each",
+                remedy="Leave out --hosts-per-slice, or use --adapter multicontroller.",
+            )
         from controller_adapter.local.faults import check_faults
         from controller_adapter.local.launcher import LocalLauncher
 

@@ -23,11 +23,11 @@ from elastic.events import (
     Stage,
     StagePersisted,
     WorkerState,
-    host_of,
 )
 from elastic.job import JobSpec
 from elastic.protocol import Replicated, WorkerCommitted
 from elastic.records import StepCommitted
+from reshard.ids import HostId
 from snapshot.arena import Arena
 from snapshot.persist_tree import TreeDescription
 
@@ -68,7 +68,7 @@ class VirtualHost:
         self.incarnation = incarnation
         self.worker = WorkerState.STARTING
         if self.arena is None:
-            host = host_of(self.slice_index)
+            host = HostId(self.slice_index)
             self.arena = Arena.create(self._spec.job_id, host, root=self._spec.shm_root)
             replicas = self._spec.config.replicas
             self._buddies = BuddyKeeper(self.arena, host, replicas, self._pull, self._note_copies)
@@ -132,7 +132,7 @@ class VirtualHost:
 
         Each distinct box that the slice has in the restored layout counts once.
         """
-        layout, host = summary.layout, host_of(self.slice_index)
+        layout, host = summary.layout, HostId(self.slice_index)
         boxes = ((array, layout.boxes_by_host(array).get(host, ())) for array in layout.arrays)
         total = sum(array.box_nbytes(box) for array, held in boxes for box in held)
         assert self._tasks is not None

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 from controller_adapter.local.engine import TICK_S, LocalEngine
-from elastic.events import Captured, Finished, LaidOut, LeftWorld, Rebuilt, WorkerFailed, WorldSpec, host_of
+from elastic.events import Captured, Finished, LaidOut, LeftWorld, Rebuilt, WorkerFailed, WorldSpec
 from elastic.ports import JobOver, Room
 from elastic.protocol import WorkerCommitted
 from reshard.ids import HostId
@@ -71,7 +71,7 @@ class LocalLink:
     def arenas(self) -> Mapping[HostId, Arena]:
         """The snapshot memory of the slices that are in this world."""
         members = self.engine.hosts.members()
-        return {host_of(host.slice_index): host.arena for host in members if host.arena is not None}
+        return {HostId(host.slice_index): host.arena for host in members if host.arena is not None}
 
     # ---- telling ----
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import jax
 
-from elastic.events import WorldSpec, host_of
+from elastic.events import WorldSpec
 from elastic.job import JobSpec
 from reshard.errors import UsageError
 from reshard.ids import HostId
@@ -35,7 +35,7 @@ class LocalRuntime:
 
     def host_of(self, device: jax.Device) -> HostId:
         """The virtual host of a device."""
-        return host_of(self._slice_of[device.id])
+        return HostId(self._slice_of[device.id])
 
     def drop(self) -> None:
         """Nothing to let go: the devices stay with the process, and arrays with whoever refers to them."""

@@ -12,7 +12,7 @@ import jax
 from controller_adapter.multicontroller import jax_private
 from controller_adapter.multicontroller.gloo_sockets import GlooSockets, listening_ports
 from elastic.agent_link import AgentLink
-from elastic.events import WorldSpec, host_of
+from elastic.events import WorldSpec
 from elastic.job import JobSpec
 from elastic.ports import Link, Runtime
 from elastic.sessions import leave_on_sigterm
@@ -35,8 +35,8 @@ class MulticontrollerRuntime:
         gc.collect()
         # What is imported by now stays: the collection when a world is dropped looks only at the rest.
         gc.freeze()
-        self._slices: tuple[int, ...] = ()
-        """The slices whose processes are connected, in the order of their processes."""
+        self._hosts: tuple[HostId, ...] = ()
+        """The hosts whose processes are connected, in the order of their processes."""
         self._generation = 0
         """The generation in which they were connected (0: they are not)."""
         self.may_keep: Callable[[], bool] = lambda: False
@@ -55,8 +55,8 @@ class MulticontrollerRuntime:
                 "JAX was used outside `with world`: its devices exist before those of the world are made",
                 remedy="Make keys, constants and other JAX arrays inside `with world`; numpy is free.",
             )
-        num_processes = len(world.slices)
-        self._slices = world.slices
+        num_processes = len(world.hosts)
+        self._hosts = world.hosts
         before = listening_ports()
         jax_private.connect(world.service_address, world.rank, num_processes, CONNECT_TIMEOUT_S)
         devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
@@ -78,14 +78,15 @@ class MulticontrollerRuntime:
             raise RuntimeError(
                 f"this process is connected in generation {self._generation}, not {world.runtime_generation}"
             )
-        lost = ", ".join(str(index) for index in self._slices if index not in world.slices)
-        jax_private.guard_kept(f"slice {lost}")
+        left = set(world.hosts)
+        lost = dict.fromkeys(host.slice_index for host in self._hosts if host not in left)
+        jax_private.guard_kept(f"slice {', '.join(map(str, lost))}")
         devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
-        return [device for device in devices if self._slices[device.process_index] in world.slices]
+        return [device for device in devices if self._hosts[int(device.process_index)] in left]
 
     def host_of(self, device: jax.Device) -> HostId:
         """The host whose process has this device."""
-        return host_of(self._slices[device.process_index])
+        return self._hosts[int(device.process_index)]
 
     def drop(self) -> None:
         """Drop the backend with everything on it; or keep it, where the next world may go on in it."""

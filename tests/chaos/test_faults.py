@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from chaos.catalogue import KINDS, ROLES
+from chaos.course import Course
 from chaos.faults import parse_fault, parse_faults
 from chaos.injectors import ArmedFaults
 from elastic.records import (
@@ -44,6 +45,8 @@ def committed(step: int) -> StepCommitted:
 
 class OneProcess:
     """A real process to aim at, in the part that a test gives it."""
+
+    hosts_per_slice = 1
 
     def __init__(self, pid: int | None, role: str = "slice", arena: Path = Path("/nonexistent")) -> None:
         self.pids = {role: pid}
@@ -75,6 +78,20 @@ class OneProcess:
         self.noted.append(fault)
 
 
+class Hosts(OneProcess):
+    """Slices of two hosts."""
+
+    hosts_per_slice = 2
+
+    def __init__(self) -> None:
+        super().__init__(os.getpid())
+        self.asked: list[int] = []
+
+    def worker_pid(self, member: int) -> int | None:
+        self.asked.append(member)
+        return self.pids["slice"]
+
+
 def phase(name: str) -> PhaseEntered:
     return PhaseEntered(unix_s=0.0, generation=1, phase=name)
 
@@ -104,6 +121,8 @@ def process():
         "kill:slice=1@step=60",
         "stop:slice=0+2@step=0",
         "host:slice=1@phase=FENCING",
+        "kill:slice=1,host=1@step=60",
+        "stop:agent=0+1,host=0@phase=FENCING,nth=2,heal=1.5",
         "term:agent=1@step=60",
         "kill:spare=2@step=60",
         "kill:coordinator@step=60",
@@ -114,7 +133,7 @@ def process():
     ],
 )
 def test_fault_prints_as_it_was_written(text: str) -> None:
-    assert str(parse_fault(text, 3)) == text
+    assert str(parse_fault(text, 3, 2)) == text
 
 
 def test_old_way_to_write_the_death_of_an_agent_still_means_it() -> None:
@@ -126,6 +145,7 @@ def test_old_way_to_write_the_death_of_an_agent_still_means_it() -> None:
     [
         ("kill", "is no fault"),
         ("kill:slice=3@step=1", "there is no slice 3"),
+        ("kill:slice=1,host=1@step=1", "there is no host 1"),
         ("kill:agent=3@step=1", "there is no slice 3"),
         ("melt:slice=1@step=1", "no fault is called 'melt'"),
         ("kill:pilot@step=1", "nobody is called 'pilot'"),
@@ -272,6 +292,46 @@ def test_fault_that_hits_nothing_is_told_as_missed() -> None:
     assert isinstance(missed, FaultMissed)
     assert (missed.detail, missed.why) == ("kill:slice=0@step=1", "there was no slice 0 at its moment")
     assert targets.noted == []
+
+
+@pytest.mark.parametrize(
+    ("written", "hit"),
+    [
+        ("kill:slice=0+2@step=1", [(0, 0), (0, 1), (2, 0), (2, 1)]),
+        ("kill:slice=0+2,host=1@step=1", [(0, 1), (2, 1)]),
+    ],
+)
+def test_fault_of_a_slice_hits_all_of_its_hosts_or_the_one_named(
+    monkeypatch: pytest.MonkeyPatch, written: str, hit: list[tuple[int, int]]
+) -> None:
+    targets = Hosts()
+    monkeypatch.setattr(signal, "pidfd_send_signal", lambda process, number: None)
+    ArmedFaults([], targets, seed=1)._inject(parse_fault(written, 3, 2), 0.0)
+    assert [(fault.slice_index, fault.host_index) for fault in targets.noted] == hit
+    assert targets.asked == [2 * index + host for index, host in hit]
+
+
+def test_fault_that_misses_one_host_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    targets = Hosts()
+    monkeypatch.setattr(signal, "pidfd_send_signal", lambda process, number: None)
+    monkeypatch.setattr(targets, "worker_pid", lambda member: os.getpid() if member == 2 else None)
+    armed = ArmedFaults([], targets, seed=1)
+    armed._inject(parse_fault("kill:slice=1@step=1", 3, 2), 0.0)
+    (missed,) = armed.close()
+    assert isinstance(missed, FaultMissed)
+    assert missed.why == "there was no slice 1 host 1 at its moment"
+
+
+def test_fault_of_a_joining_host_waits_for_that_host() -> None:
+    fault = parse_fault("kill:slice=1,host=1@phase=JOINING", 3, 2)
+    course = Course()
+    course.take(committed(3))
+    started = [
+        WorkerEvent(unix_s=0.0, generation=2, slice_index=1, host_index=host, state="started")
+        for host in (0, 1)
+    ]
+    moments = [course.take(record) for record in started]
+    assert [moment is not None and moment.is_for(fault) for moment in moments] == [False, True]
 
 
 def test_fault_whose_moment_never_came_is_told_as_missed() -> None:

@@ -35,7 +35,6 @@ from elastic.events import (
     TakeStacks,
     WorkerLost,
     WorkerState,
-    host_of,
 )
 from elastic.join_events import HostPrepared, PrepareHost
 from elastic.shadow_events import EndShadow, EnterShadow, ShadowTold, StartShadow
@@ -247,7 +246,7 @@ class Agent:
             return
         error, contents, holdings = "", set[Content](), []
         for transfer in command.transfers:
-            source = self.job.hosts[transfer.source.slice_index]
+            source = self.job.host(transfer.source)
             content = source.serve(command.step, command.of_generation)
             if content is None:
                 error = f"{transfer.source} has no step {command.step}"
@@ -255,7 +254,7 @@ class Agent:
             contents.add(content)
             holdings.append(
                 Holding(
-                    host=host_of(self.index),
+                    host=self.job.config.host(self.index),
                     step=command.step,
                     path=transfer.path,
                     box=transfer.piece,
@@ -339,7 +338,12 @@ class Agent:
             layout=command.layout,
             holdings=tuple(
                 Holding(
-                    host=host_of(self.index), step=command.step, path=path, box=box, checksum=0, tier="shm"
+                    host=self.job.config.host(self.index),
+                    step=command.step,
+                    path=path,
+                    box=box,
+                    checksum=0,
+                    tier="shm",
                 )
                 for path, box in command.boxes
             ),
@@ -354,7 +358,7 @@ class Agent:
         if not self.alive:
             return
         contents = {
-            self.job.hosts[transfer.source.slice_index].serve(command.step, command.of_generation)
+            self.job.host(transfer.source).serve(command.step, command.of_generation)
             for transfer in command.transfers
         }
         if command.is_persisted:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from model_agent import Agent
-from model_state import PATHS, Content
+from model_state import Content, layout_for
 from model_worker import Snapshot, Worker
 
 from elastic.events import (
@@ -16,6 +16,7 @@ from elastic.events import (
     WorkerState,
     WorldSpec,
 )
+from reshard.boxes import uncovered
 
 if TYPE_CHECKING:
     from model_job import Job
@@ -82,8 +83,12 @@ class Host:
                 or (snapshot is self.stage and snapshot.generation == spec.generation)
             )
         ]
-        paths = {holding.path for snapshot in good for holding in snapshot.summary.holdings}
-        assert paths == set(PATHS), f"host {self.index} lacks parts of step {spec.restore_step}: {paths}"
+        layout = layout_for(spec.slices, spec.hosts_per_slice)
+        for array in layout.arrays:
+            held = [h.box for s in good for h in s.summary.holdings if h.path == array.path]
+            for box in layout.boxes_by_host(array)[spec.hosts[spec.rank]]:
+                lacking = uncovered(box, held)
+                assert not lacking, f"host {self.index} lacks {lacking} of step {spec.restore_step}"
         (content,) = {snapshot.content for snapshot in good}
         return content
 

@@ -31,10 +31,11 @@ from elastic.events import (
     SnapshotSummary,
     StartService,
     Tick,
+    WorkerState,
     Write,
-    host_of,
 )
 from elastic.machine import step
+from elastic.members import member_of
 from elastic.moves_resume import resume
 from elastic.records import (
     CorruptionSuspected,
@@ -49,6 +50,7 @@ from elastic.saved_state import SavedState, restore, save
 from elastic.shadow_events import EndShadowService, ShadowServiceReady, StartShadowService
 from elastic.state import Config, JobState, Timing, initial_state
 from elastic.turn import Clock
+from reshard.ids import HostId
 
 TIMING = Timing(
     start_s=15.0,
@@ -257,7 +259,7 @@ class Job:
     def persisted_summary(self, number: int) -> SnapshotSummary:
         """What an agent tells of a snapshot in the persistent tier."""
         generation, _ = self.disk[number]
-        layout = layout_for(tuple(range(self.config.num_slices)))
+        layout = layout_for(tuple(range(self.config.num_slices)), self.config.hosts_per_slice)
         return SnapshotSummary(step=number, generation=generation, layout=layout, holdings=())
 
     # ---- what must always hold ----
@@ -265,13 +267,15 @@ class Job:
     def _check(self, before: JobState) -> None:
         state = self.state
         assert state.generation >= before.generation
+        whole = [member for index in state.world_slices for member in self.config.members_of(index)]
+        assert list(state.world) == whole, "a world holds a part of a slice"
         if state.phase is Phase.REBUILDING and before.phase is not Phase.REBUILDING:
             kept = len(self.next_restored)
             self.restored = [(generation, content[:kept]) for generation, content in self.restored]
             self.restored.append((state.generation, self.next_restored))
         assert not (self.is_over and before.phase is state.phase and state.error != before.error)
         if state.phase is Phase.FAILED and before.phase is not Phase.FAILED and "is lost" in state.error:
-            held = {host_of(host.index): host.summaries() for host in self.hosts if host.is_alive}
+            held = {self.config.host(host.index): host.summaries() for host in self.hosts if host.is_alive}
             choice, _ = choose_restore(held, dict(state.restored_steps))
             assert choice is None, f"given up although step {choice} is whole"
             assert choose_persisted(state.persisted, dict(state.restored_steps)) is None
@@ -283,16 +287,17 @@ class Job:
         assert len(world.slices) >= self.config.min_slices
         assert list(world.slices) == [index for index in self.state.seats if index in world.slices]
         assert world.generation not in self.worlds
-        for index in world.slices:
+        assert self.state.world == tuple(m for index in world.slices for m in self.config.members_of(index))
+        for index in self.state.world:
             assert self.state.member(index).attached
+            assert self.state.member(index).worker is WorkerState.READY
         self.next_restored = ()
         choice = self.state.choice
         if choice is None:
             assert self.state.newest_committed == -1, "silently from scratch"
             return
         contents = {
-            self.hosts[holding.host.slice_index].content_of(choice.step, choice.generation)
-            for holding in choice.holdings
+            self.host(holding.host).content_of(choice.step, choice.generation) for holding in choice.holdings
         } - {None}
         if choice.is_persisted:
             contents = {self.disk[choice.step][1]}
@@ -319,6 +324,10 @@ class Job:
         assert steps == list(range(snapshot.step + 1)), f"step {snapshot.step} is made of {steps}"
 
     # ---- what tests ask ----
+
+    def host(self, host: HostId) -> Host:
+        """The modelled machine."""
+        return self.hosts[member_of(host, self.config.hosts_per_slice)]
 
     def records(self, kind: type[Any]) -> list[Any]:
         """The records of one type."""

@@ -22,6 +22,7 @@ from elastic.events import (
     WorkerState,
     WorldSpec,
 )
+from elastic.members import member_of
 from reshard.copies import pack_checksums
 
 if TYPE_CHECKING:
@@ -60,6 +61,11 @@ class World:
     waiting: set[int] = field(default_factory=set)
     broken: bool = False
     fails_next: bool = False
+
+
+def members_of(spec: WorldSpec) -> list[int]:
+    """The members of a world in rank order."""
+    return [member_of(host, spec.hosts_per_slice) for host in spec.hosts]
 
 
 class Worker:
@@ -113,7 +119,7 @@ class Worker:
         self.state, self.spec, self.stop_after, self.last_words = WorkerState.IN_WORLD, spec, None, []
         world = self.job.worlds.setdefault(spec.generation, World(spec))
         assert world.spec.slices == spec.slices
-        assert spec.slices[spec.rank] == self.index
+        assert members_of(spec)[spec.rank] == self.index
         assert spec.runtime_generation in (0, self.connected)
         self.connected = spec.runtime_generation
         self.world = world
@@ -130,9 +136,9 @@ class Worker:
         world.waiting.add(self.index)
         if world.broken:
             self._may_notice(world)
-        elif world.waiting == set(world.spec.slices):
+        elif world.waiting == set(members_of(world.spec)):
             world.waiting = set()
-            for index in world.spec.slices:
+            for index in members_of(world.spec):
                 then(world.members[index])
 
     def _rebuild(self) -> None:
@@ -141,7 +147,7 @@ class Worker:
         assert self.spec is not None
         spec, snapshot = self.spec, None
         if spec.rank == 0:
-            layout = layout_for(spec.slices)
+            layout = layout_for(spec.slices, spec.hosts_per_slice)
             laid_out = LaidOut(member=self.index, generation=spec.generation, layout=layout)
             self.say(laid_out, again=True)
         if spec.restore_step is not None:
@@ -191,7 +197,7 @@ class Worker:
 
     def _complete(self, world: World) -> None:
         """The collective of a step is through: for all, or for none."""
-        members = [world.members[index] for index in world.spec.slices]
+        members = [world.members[index] for index in members_of(world.spec)]
         if world.broken or any(not m.alive or m.world is not world for m in members):
             return
         if world.fails_next:
@@ -241,7 +247,10 @@ class Worker:
             good = [s for s in slots if s.complete and s.step == number]
             self.kept_slot = max(good, key=lambda s: s.generation == self.spec_generation(), default=None)
         kept = self.kept_slot if self.kept_slot in slots else None
-        summary = summary_of(self.spec.slices, self.spec.replicas, self.index, number, self.spec.generation)
+        spec = self.spec
+        summary = summary_of(
+            spec.slices, spec.replicas, self.index, number, spec.generation, spec.hosts_per_slice
+        )
         snapshot = Snapshot(number, self.spec.generation, self.content, summary)
         if kept is None and len(slots) > 1:
             slots.remove(min(slots, key=lambda slot: (slot.generation, slot.step)))
@@ -284,7 +293,7 @@ class Worker:
     def break_world(self, world: World) -> None:
         """Without this process its world cannot go on: some notice, the others hang."""
         world.broken = True
-        for index in world.spec.slices:
+        for index in members_of(world.spec):
             member = world.members.get(index)
             if member is not None and member.alive and member.world is world:
                 member._may_notice(world)

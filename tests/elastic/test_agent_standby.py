@@ -15,13 +15,13 @@ import pytest
 
 from elastic import low_priority
 from elastic.agent_standby import CALM_COMMITS, WARM_FILE, WarmWorker
-from elastic.events import host_of
 from elastic.job import JobSpec, save_job
 from elastic.protocol import Hello, TakeTurn
 from elastic.state import Config
 from elastic.wire import FramedSocket
 from elastic.worker_process import WorkerExit, start_time
 from elastic.worker_socket import WorkerSocket
+from reshard.ids import HostId
 from snapshot.arena import Arena
 from snapshot.job import JobLock
 
@@ -80,7 +80,7 @@ def make_host(tmp_path: Path) -> Iterator[Callable[[str], Host]]:
         spec.shm_root.mkdir()
         save_job(spec)
         lock = JobLock.acquire(spec.job_id, root=spec.shm_root)
-        arena = Arena.create(spec.job_id, host_of(0), root=spec.shm_root)
+        arena = Arena.create(spec.job_id, HostId(0), root=spec.shm_root)
         host = Host(spec, arena.directory)
         socket = WorkerSocket(spec.socket_path(0), host.inbox.put)
         opened.extend([socket.close, arena.unlink, lock.unlink])

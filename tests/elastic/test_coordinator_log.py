@@ -89,6 +89,20 @@ def test_commits_after_the_entry_are_known_from_the_history(tmp_path: Path, open
     assert not second.note_commit(commit(8, generation=3), 4)
 
 
+def test_commits_are_counted_by_host_where_a_slice_has_several(tmp_path: Path) -> None:
+    first = CoordinatorLog(tmp_path, 1, lambda: None, hosts_per_slice=2)
+    first.ahead(running(), 0.0, [], ())
+    for host in (0, 1):
+        assert first.note_commit(replace(commit(5, slice_index=1), host_index=host), 4)
+    first.close()
+    second = CoordinatorLog(tmp_path, 2, lambda: None, hosts_per_slice=2)
+    assert second.take_over() is not None
+    assert second.committed == {2: 5, 3: 5}
+    assert not second.note_commit(replace(commit(5, slice_index=1), host_index=1), 4)
+    assert second.note_commit(replace(commit(6, slice_index=1), host_index=1), 4)
+    second.close()
+
+
 def test_torn_last_record_is_cut_off_and_the_history_goes_on(tmp_path: Path, open_log: Open) -> None:
     first = open_log()
     first.ahead(running(), 0.0, [], ())

@@ -150,3 +150,24 @@ def test_every_record_has_a_line_and_no_step_is_important():
         assert "(" not in describe(record)[:13] or not describe(record).startswith(type(record).__name__)
         if isinstance(record, StepCommitted):
             assert not is_important(record)
+
+
+def test_view_of_a_slice_of_several_hosts_tells_who_is_lost_and_who_a_spare() -> None:
+    view = JobView()
+    ready = WorkerEvent(unix_s=1000.0, generation=1, slice_index=1, state="ready", pid=4711)
+    for host in (0, 1):
+        view.feed(replace(ready, host_index=host))
+    assert view.slices[1].state == "ready"
+    loss = LossDetected(
+        unix_s=1001.0,
+        generation=1,
+        slice_index=1,
+        host_index=1,
+        cause="killed",
+        detector="process-exit",
+        last_life_unix_s=1001.0,
+    )
+    view.feed(loss)
+    view.feed(replace(ready, state="unwound"))
+    assert view.slices[1].state == "host 0 spare, host 1 lost"
+    assert describe(loss) == "slice 1 host 1 lost: killed (noticed by process-exit)"

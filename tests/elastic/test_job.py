@@ -71,6 +71,15 @@ def test_hosts_get_their_command_and_address_from_the_command_line(tmp_path: Pat
     assert spec.bind_host_of(1) == "10.0.0.11"
 
 
+def test_hosts_of_a_slice_get_their_own_command_and_address(tmp_path: Path) -> None:
+    hosts = HostsSpec(
+        bind_host="10.0.0.1", prefix=("on", "{slice}-{host}"), agent_bind_host="10.{slice}.0.{host}"
+    )
+    spec = prepared(tmp_path, hosts=hosts, config=Config(num_slices=2, hosts_per_slice=2))
+    assert [spec.on_host(member)[1] for member in range(4)] == ["0-0", "0-1", "1-0", "1-1"]
+    assert spec.bind_host_of(3) == "10.1.0.1"
+
+
 def test_agents_listen_where_the_coordinator_does_unless_told_otherwise(tmp_path: Path) -> None:
     spec = prepared(tmp_path)
     assert (spec.on_host(1), spec.bind_host_of(1)) == ((), "127.0.0.1")

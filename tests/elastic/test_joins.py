@@ -11,8 +11,9 @@ from model_job import Job
 from model_state import layout_for
 
 from elastic.agent_prepare import Preparer
-from elastic.events import Phase, StopAfter, WorkerState, host_of
+from elastic.events import Phase, StopAfter, WorkerState
 from elastic.join_events import PrepareHost
+from reshard.ids import HostId
 from snapshot.arena import Arena
 from snapshot.job import JobLock
 
@@ -91,7 +92,7 @@ def test_idle_spare_is_prepared_once() -> None:
 
 def test_room_that_is_made_is_what_the_worker_asks_for(tmp_path: Path) -> None:
     lock = JobLock.acquire("prepare", root=tmp_path)
-    arena = Arena.create("prepare", host_of(1), root=tmp_path)
+    arena = Arena.create("prepare", HostId(1), root=tmp_path)
     told: queue.SimpleQueue[object] = queue.SimpleQueue()
     preparer = Preparer(arena, 1, 2, told.put)
     preparer.prepare(PrepareHost(member=1, layout=layout_for((0, 1))))

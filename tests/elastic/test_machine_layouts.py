@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import model_host
 import model_state
 import model_worker
 import pytest
@@ -22,7 +23,7 @@ from reshard.layout import ArrayLayout, Layout, MeshLayout
 def pairs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A state on a mesh whose second axis takes two slices: it fits an even number of them."""
 
-    def layout_for(slices: tuple[int, ...]) -> Layout:
+    def layout_for(slices: tuple[int, ...], hosts_per_slice: int = 1) -> Layout:
         mesh = MeshLayout(
             axis_names=("data", "expert"),
             axis_sizes=(len(slices) // 2, 2),
@@ -34,6 +35,7 @@ def pairs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return Layout(mesh=mesh, arrays=arrays, elastic_axis="data")
 
     monkeypatch.setattr(model_state, "layout_for", layout_for)
+    monkeypatch.setattr(model_host, "layout_for", layout_for)
     monkeypatch.setattr(model_worker, "layout_for", layout_for)
     model_state.summary_of.cache_clear()
     yield

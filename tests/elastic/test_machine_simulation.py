@@ -1,7 +1,8 @@
 """Random faults at random moments, then healing: safety is asserted at every event, progress within a bound.
 
-A failure names the seed; `PYTHONPATH=tests/elastic python tests/elastic/test_machine_simulation.py SEED` runs
-it again and prints what happened.
+A failure names the seed, the hosts a slice and the spare slices, and whether coordinators died; with these
+`PYTHONPATH=tests/elastic python tests/elastic/test_machine_simulation.py SEED [H [S [CRASHES]]]` runs it
+again and prints what happened.
 """
 
 import random
@@ -32,7 +33,7 @@ PHASES = (
 )
 
 
-def build_job(seed: int) -> Job:
+def build_job(seed: int, hosts_per_slice: int = 1, spares: int = 0) -> Job:
     """A job of random size with random faults, all of which heal."""
     draw = random.Random(seed)
     num_slices = draw.choice((1, 2, 2, 3, 3, 3, 4, 5))
@@ -41,7 +42,13 @@ def build_job(seed: int) -> Job:
         seed=seed,
         num_steps=draw.randint(10, 30),
         delay_s=(0.001, draw.choice((0.005, 0.02, 0.2))),
-        late_s={index: draw.uniform(0.0, 2.0) for index in range(num_slices) if draw.random() < 0.2},
+        late_s={
+            index: draw.uniform(0.0, 2.0)
+            for index in range((num_slices + spares) * hosts_per_slice)
+            if draw.random() < 0.2
+        },
+        hosts_per_slice=hosts_per_slice,
+        spares=spares,
         min_slices=draw.randint(1, max(1, num_slices - 1)),
         replicas=draw.choice((1, 2, 2, num_slices)),
         rehearsals=draw.choice((0, 0, 1, 2)),
@@ -108,9 +115,9 @@ def plan_crashes(job: Job, seed: int) -> None:
             job.when_phase(phase, crash, generation=generation)
 
 
-def check(seed: int, *, crashes: bool = False) -> str:
+def check(seed: int, hosts_per_slice: int = 1, spares: int = 0, *, crashes: bool = False) -> str:
     """Run a seed; raises with the seed in the message when a promise is broken."""
-    job = build_job(seed)
+    job = build_job(seed, hosts_per_slice, spares)
     if crashes:
         plan_crashes(job, seed)
     try:
@@ -121,7 +128,8 @@ def check(seed: int, *, crashes: bool = False) -> str:
         else:
             assert "is lost" in error, error
     except Exception as failed:
-        raise AssertionError(f"seed {seed} at {job.now_s:.3f} s: {failed}") from failed
+        what = f"seed {seed} {hosts_per_slice} {spares}" + " crashes" * crashes
+        raise AssertionError(f"{what} at {job.now_s:.3f} s: {failed}") from failed
     return outcome
 
 
@@ -131,10 +139,27 @@ def test_machine_keeps_every_promise_under_random_faults(first: int) -> None:
     assert outcomes.count("completed") > 0.7 * SEEDS_PER_TEST
 
 
+@pytest.mark.parametrize("hosts_per_slice", [2, 3])
+@pytest.mark.parametrize("first", range(0, 2 * settings().max_examples, SEEDS_PER_TEST))
+def test_machine_keeps_every_promise_with_several_hosts_a_slice(first: int, hosts_per_slice: int) -> None:
+    outcomes = [check(seed, hosts_per_slice) for seed in range(first, first + SEEDS_PER_TEST)]
+    assert outcomes.count("completed") > 0.6 * SEEDS_PER_TEST
+
+
 @pytest.mark.parametrize("first", range(1000, 1000 + 4 * settings().max_examples, SEEDS_PER_TEST))
 def test_machine_keeps_every_promise_when_its_coordinator_dies_too(first: int) -> None:
     outcomes = [check(seed, crashes=True) for seed in range(first, first + SEEDS_PER_TEST)]
     assert outcomes.count("completed") > 0.7 * SEEDS_PER_TEST
+
+
+@pytest.mark.parametrize("spares", [0, 1, 2])
+@pytest.mark.parametrize("first", range(2000, 2100, SEEDS_PER_TEST))
+def test_machine_keeps_every_promise_with_several_hosts_spare_slices_and_crashes(
+    first: int, spares: int
+) -> None:
+    seeds = range(first, first + SEEDS_PER_TEST)
+    outcomes = [check(seed, 2, spares, crashes=True) for seed in seeds]
+    assert outcomes.count("completed") > 0.6 * SEEDS_PER_TEST
 
 
 def test_machine_simulation_repeats_exactly_from_its_seed() -> None:
@@ -144,7 +169,9 @@ def test_machine_simulation_repeats_exactly_from_its_seed() -> None:
 
 
 if __name__ == "__main__":
-    again = build_job(int(sys.argv[1]))
+    again = build_job(*map(int, sys.argv[1:4]))
+    if sys.argv[4:]:
+        plan_crashes(again, int(sys.argv[1]))
     try:
         again.run(until_s=BOUND_S)
     finally:

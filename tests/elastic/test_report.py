@@ -14,7 +14,8 @@ from elastic.report import build_report, read_report, write_report
 from reshard.errors import UsageError
 
 SHAPE = {
-    "run": "id adapter in_place simulated_faults slices seed started_unix_s wall_s outcome error",
+    "run": "id adapter in_place simulated_faults slices seed started_unix_s wall_s outcome error"
+    " hosts_per_slice",
     "steps": "target committed lost repeated replayed before nonfinite_losses first_nonfinite_loss "
     "is_loss_finite_again",
     "samples": "consumed lost repeated",

@@ -13,10 +13,10 @@ import controller_adapter
 import elastic
 import reshard
 import snapshot
-from elastic.events import host_of
 from elastic.job import JOB_FILE, TOKEN_FILE, JobSpec, load_token, save_job
 from elastic.state import Config
 from reshard.errors import UsageError
+from reshard.ids import HostId
 from snapshot.arena import Arena
 from snapshot.shm import make_directory
 
@@ -106,7 +106,7 @@ def test_token_and_memory_are_their_owners_alone_whatever_the_umask(spec: JobSpe
     previous = os.umask(umask)
     try:
         token = save_job(spec)
-        arena = Arena.create(spec.job_id, host_of(0), root=spec.shm_root)
+        arena = Arena.create(spec.job_id, HostId(0), root=spec.shm_root)
         arena.reserve(1 << 16)
     finally:
         os.umask(previous)

@@ -64,7 +64,7 @@ def test_stacks_of_another_thread_name_the_function_it_hangs_in(tmp_path: Path) 
 
 def test_stacks_that_cannot_be_written_are_told_without(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("a file where the directory should be")
-    told = report_stacks(tmp_path, 1, 3)
+    told = report_stacks(tmp_path / "logs" / "worker-1.stacks", 1, 3)
     assert (told.member, told.generation, told.in_script) == (1, 3, False)
     assert "worker_stacks.py" in told.where
     assert "could not be written" in told.where

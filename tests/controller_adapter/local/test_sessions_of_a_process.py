@@ -96,3 +96,12 @@ def test_launcher_reaches_the_engine_and_is_answered(
     client.close()
     thread.join(timeout=5)
     worlds.close()
+
+
+def test_virtual_slices_of_several_hosts_are_refused_before_anything_is_started(
+    tmp_path: Path, root: Path
+) -> None:
+    spec = make_spec(tmp_path, root, hosts_per_slice=2)
+    with pytest.raises(UsageError, match="one host each"):
+        adapter().launcher(spec, ())
+    assert list(root.iterdir()) == []

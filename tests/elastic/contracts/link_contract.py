@@ -6,7 +6,7 @@ from typing import Protocol
 
 import pytest
 
-from elastic.events import WorldSpec, host_of
+from elastic.events import WorldSpec
 from elastic.ports import JobOver, Link, Room
 from reshard.copies import pack_checksums
 from reshard.layout import ArrayLayout, Layout, MeshLayout
@@ -70,7 +70,7 @@ class LinkContract:
 
     def test_layout_and_checksums_of_a_capture_are_taken(self, job: LinkedJob) -> None:
         world = self.enter_world(job)
-        hosts = tuple(host_of(index) for index in world.slices)
+        hosts = world.hosts
         mesh = MeshLayout(axis_names=("data",), axis_sizes=(len(hosts),), hosts=hosts)
         array = ArrayLayout(path="w", shape=(4,), dtype="float32", itemsize=4)
         job.link.laid_out(world.generation, Layout(mesh=mesh, arrays=(array,), elastic_axis="data"))
