@@ -121,4 +121,6 @@ def test_demo_refuses_a_fault_that_has_no_meaning_here(tmp_path: Path) -> None:
     demo = elastic("demo", "--adapter", "local", "--fault", "agent:slice=1@step=3", "--out", str(tmp_path))
     output, _ = demo.communicate(timeout=30)
     assert demo.returncode == 2
-    assert output.startswith("elastic: the local adapter cannot simulate the fault 'agent'")
+    assert output.startswith(
+        "elastic: the local adapter cannot simulate kill of agent=1: it has no such process"
+    )
