@@ -110,6 +110,8 @@ class Tally:
     """What a soak has come to."""
 
     injected: int = 0
+    recovered: int = 0
+    """Faults of the runs in which nothing was wrong: of a failed run none counts."""
     missed: int = 0
     failed: list[tuple[DemoCase, list[str]]] = field(default_factory=list)
     mttr_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -125,7 +127,9 @@ class Tally:
         self.unproved += len(unproved)
         wrong = [sentence for sentence in wrong if sentence not in UNPROVED]
         faults = of_kind(records, FaultInjected)
-        self.injected += len({fault.detail for fault in faults})
+        hit = len({fault.detail for fault in faults})
+        self.injected += hit
+        self.recovered += 0 if wrong else hit
         self.num_left += len(run.left)
         if wrong:
             self.failed.append((run.case, wrong))
@@ -147,9 +151,9 @@ class Tally:
 
     def summary(self) -> Iterable[str]:
         """What to print at the end."""
-        bad = len(self.failed)
-        rate = 100 * (1 - bad / max(self.injected, 1))
-        yield f"{self.injected} faults injected, {bad} not recovered: {rate:.1f} % recovered"
+        rate = 100 * self.recovered / max(self.injected, 1)
+        yield f"{self.injected} faults injected, {self.recovered} in runs with nothing wrong: {rate:.1f} %"
+        yield f"{len(self.failed)} runs failed"
         yield f"{self.missed} asked for that found no target or no time"
         in_place = self.modes.count("in-place")
         if self.modes:
