@@ -19,6 +19,7 @@ from elastic.control_channel import CoordinatorPlace, bearer, open_channel, read
 from elastic.control_pb2_grpc import ControlStub
 from elastic.events import Shutdown
 from elastic.job import COORDINATOR_FILE, JobSpec
+from elastic.pauses import pause_s
 from elastic.protocol import CONTROL_CODEC, Heartbeat
 from elastic.wire import WireError
 from reshard.errors import ElasticError, RetryLaterError
@@ -133,7 +134,7 @@ class CoordinatorStream:
             pass  # a broken stream and an unreadable one have the same remedy: attach again
         if outbox is self._outbox and not self.job_ended:
             self._failures += 1
-            time.sleep(_pause_s(self._failures))
+            time.sleep(pause_s(_PAUSES, self._failures))
             if outbox is self._outbox:
                 self._on_item(StreamLost())
 
@@ -157,12 +158,6 @@ class CoordinatorStream:
         except OSError as error:
             raise RetryLaterError(f"no coordinator has written its address into {directory}") from error
         return place
-
-
-def _pause_s(num_failures: int) -> float:
-    state = tenacity.RetryCallState(tenacity.Retrying(), None, (), {})
-    state.attempt_number = num_failures
-    return _PAUSES(state)
 
 
 def _drain(outbox: queue.SimpleQueue[pb.Envelope | None]) -> Iterator[pb.Envelope]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import tenacity
 
 from elastic.arbiter import ArbiterStore, Watch
+from elastic.pauses import pause_s
 from reshard.errors import ElasticError, JobFailedError
 
 MAX_STARTS = 5
@@ -85,7 +86,7 @@ class CoordinatorKeeper:
         status = self._current.poll()
         if status is not None:
             self._check_starts(f"ended with status {status}")
-            self._start_at_s = now_s + _pause_s(self._num_starts)
+            self._start_at_s = now_s + pause_s(_PAUSES, self._num_starts)
         elif now_s >= self._next_look_s:
             self._next_look_s = now_s + LOOK_EVERY_S
             if self._is_hung(now_s):
@@ -111,9 +112,3 @@ class CoordinatorKeeper:
                 f" the last one {how}",
                 remedy=f"See {self._log}.",
             )
-
-
-def _pause_s(num_failures: int) -> float:
-    state = tenacity.RetryCallState(tenacity.Retrying(), None, (), {})
-    state.attempt_number = num_failures
-    return _PAUSES(state)

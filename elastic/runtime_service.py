@@ -22,10 +22,9 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from elastic.leash import leash_fd
-from elastic.worker_process import start_time
+from elastic.worker_process import is_stopped, start_time
 
 KEPT_GENERATIONS = 4
 ATTEMPTS = 3
@@ -65,11 +64,7 @@ class _Service:
 
     def is_stopped(self, now_s: float) -> bool:
         """Whether it has been stopped for too long; to be asked again and again."""
-        try:
-            state = Path(f"/proc/{self.record.pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except (OSError, IndexError):
-            state = ""
-        if state != "T":
+        if not is_stopped(self.record.pid):
             self._stopped_since_s = None
         elif self._stopped_since_s is None:
             self._stopped_since_s = now_s
