@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 
 import pytest
+from momentum_loop import HOLD_OPTIONS, write_script
 from real_runs import Run, finish, left_behind, start
 
 from elastic.records import WorldFormed, of_kind
@@ -14,49 +14,7 @@ from elastic.report_schema import Recovery
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS = 40
-STEPS_TO_REJOIN = 200
-"""So many that a worker that starts after a loss takes part in the last ones."""
-
-SCRIPT = """
-    import time
-    import jax, jax.numpy as jnp, numpy as np
-    from jax.sharding import PartitionSpec as P
-    import elastic
-
-    class Points:
-        def __len__(self):
-            return 500
-        def __getitem__(self, index):
-            time.sleep(0.01)  # so that a slice is back before the run is over
-            x = np.random.default_rng(index).standard_normal(4096).astype(np.float32)
-            return {{"x": x, "y": x[:12] - x[12:24]}}
-
-    def init():
-        w = jnp.zeros((4096, 12), jnp.float32)
-        return {{"w": w, "m": jnp.zeros_like(w), "n": jnp.zeros((), jnp.int32)}}
-
-    def step_fn(state, batch):
-        def loss_of(w):
-            return jnp.mean((batch["x"] @ w - batch["y"]) ** 2)
-        loss, gradient = jax.value_and_grad(loss_of)(state["w"])
-        m = 0.9 * state["m"] + gradient
-        return {{"w": state["w"] - 0.001 * m, "m": m, "n": state["n"] + 1}}, {{"loss": loss}}
-
-    with elastic.session() as session:
-        for world in session.worlds():
-            with world:
-                world.mesh({axes})
-                rows = {rows}
-                specs = {{"w": P(), "m": rows, "n": P()}}  # momentum in parts, each on one slice
-                placed = world.shardings(specs, jax.eval_shape(init))
-                state = world.restore(init, placed)
-                step = jax.jit(step_fn, donate_argnums=0, out_shardings=(placed, None))
-                for number, batch in world.batches(
-                    Points(), global_batch=24, num_steps={steps}, batch_axis="data"
-                ):
-                    state, metrics = step(state, batch)
-                    world.commit(number, state, metrics)
-"""
+STEPS_TO_REJOIN = 80
 
 
 def train(
@@ -65,14 +23,17 @@ def train(
     axes: str = '{"data": -1}',
     rows: str = 'P("data")',
     steps: int = STEPS,
+    held_until_ready: int = 0,
 ) -> Run:
     """A job whose momentum has 4,096 rows, which divide over 4 and 2 slices, not over 3."""
-    directory.mkdir(exist_ok=True)
-    script = directory / "train.py"
-    script.write_text(textwrap.dedent(SCRIPT).format(axes=axes, rows=rows, steps=steps))
+    specs = f'{{"w": P(), "m": {rows}, "n": P()}}'  # momentum in parts, each on one slice
+    script = write_script(
+        directory, num_rows=4096, num_columns=12, axes=axes, specs=specs, steps=steps,
+        held_until_ready=held_until_ready, num_slices_at_end=4 if held_until_ready else 0,
+    )  # fmt: skip
     out = directory / "run"
     process = start(
-        directory, "launch", "--devices-per-host", "1", "--replicas", "2", *arguments,
+        directory, "launch", "--devices-per-host", "1", "--replicas", "2", *HOLD_OPTIONS, *arguments,
         "--out", str(out), "--", str(script),
     )  # fmt: skip
     return finish(process, out)
@@ -99,7 +60,7 @@ def explanations(run: Run) -> list[str]:
 def test_rows_that_do_not_divide_over_the_slices_left_cost_no_step(tmp_path: Path) -> None:
     run = train(
         tmp_path, "--slices", "4", "--fault", "host:slice=1@step=15", "--rejoin-after-steps", "5",
-        steps=STEPS_TO_REJOIN,
+        steps=STEPS_TO_REJOIN, held_until_ready=5,
     )  # fmt: skip
     loss, joined = recoveries(run, STEPS_TO_REJOIN)
     assert (loss.slices_after, joined.slices_after) == ((0, 2, 3), (0, 1, 2, 3))
@@ -139,6 +100,7 @@ def test_slice_that_the_mesh_cannot_take_is_idle_until_the_lost_one_is_back(tmp_
     run = train(
         tmp_path, "--slices", "4", "--fault", "kill:slice=3@step=15", "--rejoin-after-steps", "5",
         axes='{"data": -1, "expert": 2}', rows='P("expert")', steps=STEPS_TO_REJOIN,
+        held_until_ready=5,
     )  # fmt: skip
     loss, joined = recoveries(run, STEPS_TO_REJOIN)
     assert (loss.lost_slices, loss.slices_after) == ((3,), (0, 1))

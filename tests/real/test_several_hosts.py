@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 
 import pytest
+from momentum_loop import HOLD_OPTIONS, write_script
 from real_runs import Run, assert_nothing_lost, finish, left_behind, start
 
 from elastic.records import (
@@ -21,59 +21,22 @@ from elastic.records import (
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(600)]
 
-STEPS = 200
-"""So many that a worker that starts after a loss takes part in the last ones."""
+STEPS = 80
 FEW_STEPS = 40
 
-SCRIPT = """
-    import time
-    import jax, jax.numpy as jnp, numpy as np
-    from jax.sharding import PartitionSpec as P
-    import elastic
 
-    class Points:
-        def __len__(self):
-            return 500
-        def __getitem__(self, index):
-            time.sleep(0.005)  # so that a slice is back before the run is over
-            x = np.random.default_rng(index).standard_normal(512).astype(np.float32)
-            return {{"x": x, "y": x[:16] - x[16:32]}}
-
-    def init():
-        w = jnp.zeros((512, 16), jnp.float32)
-        return {{"w": w, "m": jnp.zeros_like(w), "n": jnp.zeros((), jnp.int32)}}
-
-    def step_fn(state, batch):
-        def loss_of(w):
-            return jnp.mean((batch["x"] @ w - batch["y"]) ** 2)
-        loss, gradient = jax.value_and_grad(loss_of)(state["w"])
-        m = 0.9 * state["m"] + gradient
-        return {{"w": state["w"] - 0.001 * m, "m": m, "n": state["n"] + 1}}, {{"loss": loss}}
-
-    with elastic.session() as session:
-        for world in session.worlds():
-            with world:
-                world.mesh({{"data": -1, "model": 4}})
-                # A quarter of the rows on each device of a slice: half of them on each of its hosts.
-                specs = {{"w": P("model"), "m": P("model"), "n": P()}}
-                placed = world.shardings(specs, jax.eval_shape(init))
-                state = world.restore(init, placed)
-                step = jax.jit(step_fn, donate_argnums=0, out_shardings=(placed, None))
-                for number, batch in world.batches(Points(), global_batch=24, num_steps={steps}):
-                    state, metrics = step(state, batch)
-                    world.commit(number, state, metrics)
-"""
-
-
-def train(directory: Path, *arguments: str, steps: int = STEPS) -> Run:
+def train(directory: Path, *arguments: str, steps: int = STEPS, held_until_ready: int = 0) -> Run:
     """Two slices of two hosts of two devices; a host holds half of the state, and so does its fellow."""
-    directory.mkdir(exist_ok=True)
-    script = directory / "train.py"
-    script.write_text(textwrap.dedent(SCRIPT).format(steps=steps))
+    # A quarter of the rows on each device of a slice: half of them on each of its hosts.
+    specs = '{"w": P("model"), "m": P("model"), "n": P()}'
+    script = write_script(
+        directory, num_rows=512, num_columns=16, axes='{"data": -1, "model": 4}', specs=specs, steps=steps,
+        held_until_ready=held_until_ready, num_slices_at_end=2 if held_until_ready else 0,
+    )  # fmt: skip
     out = directory / "run"
     process = start(
         directory, "launch", "--slices", "2", "--hosts-per-slice", "2", "--devices-per-host", "2",
-        "--rejoin-after-steps", "5", *arguments, "--out", str(out), "--", str(script),
+        "--rejoin-after-steps", "5", *HOLD_OPTIONS, *arguments, "--out", str(out), "--", str(script),
     )  # fmt: skip
     return finish(process, out)
 
@@ -89,7 +52,7 @@ def pids(run: Run, slice_index: int, host_index: int) -> set[int]:
 
 
 def test_losing_one_host_loses_its_slice_and_the_other_host_waits_as_a_spare(tmp_path: Path) -> None:
-    run = train(tmp_path, "--fault", "host:slice=1,host=1@step=15")
+    run = train(tmp_path, "--fault", "host:slice=1,host=1@step=15", held_until_ready=5)
     assert_nothing_lost(run, STEPS)
     assert left_behind(run.report.run.id) == []
     (fault,) = of_kind(run.records, FaultInjected)
