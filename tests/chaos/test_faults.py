@@ -7,12 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from chaos.catalogue import KINDS, ROLES
 from chaos.course import Course
@@ -27,7 +25,7 @@ from elastic.records import (
     WorkerEvent,
     WorldFormed,
 )
-from elastic.worker_process import start_time
+from elastic.worker_process import is_stopped, start_time
 from reshard.errors import UsageError
 
 WORLD = WorldFormed(
@@ -94,17 +92,6 @@ class Hosts(OneProcess):
 
 def phase(name: str) -> PhaseEntered:
     return PhaseEntered(unix_s=0.0, generation=1, phase=name)
-
-
-def wait_until(condition: Callable[[], object], bound_s: float = 10.0) -> None:
-    deadline_s = time.monotonic() + bound_s
-    while not condition():
-        assert time.monotonic() < deadline_s
-        threading.Event().wait(0.01)
-
-
-def is_stopped(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 @pytest.fixture

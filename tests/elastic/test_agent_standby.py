@@ -8,10 +8,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import waiting
+from waiting import is_alive, state_of
 
 from elastic import low_priority
 from elastic.agent_standby import CALM_COMMITS, WARM_FILE, WarmWorker
@@ -19,13 +22,14 @@ from elastic.job import JobSpec, save_job
 from elastic.protocol import Hello, TakeTurn
 from elastic.state import Config
 from elastic.wire import FramedSocket
-from elastic.worker_process import WorkerExit, start_time
+from elastic.worker_process import WorkerExit
 from elastic.worker_socket import WorkerSocket
 from reshard.ids import HostId
 from snapshot.arena import Arena
 from snapshot.job import JobLock
 
 BOUND_S = 30.0
+wait_until = partial(waiting.wait_until, within_s=BOUND_S)
 AT_SESSION = """
 import os, sys
 from pathlib import Path
@@ -107,17 +111,6 @@ def meet(host: Host, warm: WarmWorker) -> FramedSocket:
     return connection
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + BOUND_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
-
-
-def is_alive(pid: int) -> bool:
-    return start_time(pid) != -1 and Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
-
-
 def test_standby_waits_at_its_session_at_low_priority_until_its_turn(make_host: Any) -> None:
     host = make_host(AT_SESSION)
     warm = host.warm()
@@ -153,9 +146,9 @@ def test_standby_under_way_is_stopped_while_a_recovery_goes_on(make_host: Any) -
     warm = host.warm()
     pid = prepare(warm)
     warm.recovering(has_worker=True)
-    wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    wait_until(lambda: state_of(pid) == "T")
     prepare(warm)
-    wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T")
+    wait_until(lambda: state_of(pid) != "T")
     warm.close()
     assert not is_alive(pid)
 

@@ -7,13 +7,15 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 import msgspec
 import pytest
+import waiting
 
 from elastic import control_pb2 as pb
 from elastic import control_server, worker_socket
@@ -29,14 +31,8 @@ from elastic.wire import FramedSocket
 from elastic.worker_socket import WorkerSocket
 
 BOUND_S = 20.0
+wait_until = partial(waiting.wait_until, within_s=BOUND_S)
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + BOUND_S
-    while not condition():
-        assert time.monotonic() < until_s, "not in time"
-        time.sleep(0.01)
 
 
 def is_closed(connection: socket.socket) -> bool:

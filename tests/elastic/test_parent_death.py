@@ -6,12 +6,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from functools import partial
 from pathlib import Path
+
+import waiting
+from waiting import is_alive
 
 from elastic.worker_process import start_time
 
-BOUND_S = 20.0
+wait_until = partial(waiting.wait_until, within_s=20.0)
 PARENT = """
 import subprocess, sys
 from elastic.parent_death import dying_with_parent
@@ -27,20 +30,6 @@ def start_parent(code: str) -> tuple[subprocess.Popen[str], int]:
     )
     assert parent.stdout is not None
     return parent, int(parent.stdout.readline())
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_until(condition: object) -> None:
-    deadline_s = time.monotonic() + BOUND_S
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
 
 
 def kill(parent: subprocess.Popen[str]) -> None:

@@ -7,13 +7,11 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from real_runs import BOUND_S, finish, left_behind, processes_naming, start
+from waiting import wait_until
 
 from elastic.cli import main
 from elastic.job import load_job
@@ -29,15 +27,11 @@ ENDLESS = ("--steps", "2000", "--fault", "none", "--slices", "2", "--rehearsals"
 
 def wait_until_history_has(directory: Path, text: str) -> None:
     history = directory / "events.jsonl"
-    wait_until(lambda: history.exists() and text in history.read_text(), f"the history never had {text}")
-
-
-def wait_until(condition: Callable[[], bool], otherwise: str) -> None:
-    deadline_s = time.monotonic() + BOUND_S
-    waiting = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline_s, otherwise
-        waiting.wait(0.02)
+    wait_until(
+        lambda: history.exists() and text in history.read_text(),
+        f"the history never had {text}",
+        within_s=BOUND_S,
+    )
 
 
 def test_interrupt_while_training_leaves_nothing(tmp_path: Path) -> None:
@@ -54,7 +48,9 @@ def test_interrupt_while_training_leaves_nothing(tmp_path: Path) -> None:
 
 def test_interrupt_before_a_coordinator_decides_ends_as_soon_and_leaves_nothing(tmp_path: Path) -> None:
     process = start(tmp_path, "demo", *ENDLESS, "--out", str(tmp_path))
-    wait_until(lambda: (tmp_path / "logs" / "agent-1.log").exists(), "the agents never started")
+    wait_until(
+        lambda: (tmp_path / "logs" / "agent-1.log").exists(), "the agents never started", within_s=BOUND_S
+    )
     job_id = load_job(tmp_path).job_id
     process.send_signal(signal.SIGINT)
     run = finish(process, tmp_path, timeout_s=ENDS_WITHIN_S)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -170,10 +169,3 @@ class Proxy:
         for each in (source, target):
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
-
-
-def wait_until(condition: Callable[[], bool], within_s: float = 10.0) -> None:
-    until_s = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < until_s
-        threading.Event().wait(0.01)

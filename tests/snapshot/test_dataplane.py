@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dataplane_helpers import BIG, BIG_BOX, GENERATION, TOKEN, W_BOX, Peer, Proxy, capture, get, wait_until
+from dataplane_helpers import BIG, BIG_BOX, GENERATION, TOKEN, W_BOX, Peer, Proxy, capture, get
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from snapshot_helpers import flip, reserve, small_layout, write_into
+from waiting import wait_until
 
 from reshard.boxes import Box, full_box, relative_slices
 from reshard.errors import CorruptCopyError, MissingShardError, UsageError

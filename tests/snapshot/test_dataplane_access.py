@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dataplane_helpers import BIG_BOX, GENERATION, TOKEN, W_BOX, Peer, Proxy, get, wait_until
+from dataplane_helpers import BIG_BOX, GENERATION, TOKEN, W_BOX, Peer, Proxy, get
 from snapshot_helpers import reserve, write_into
+from waiting import wait_until
 
 from reshard.errors import RetryLaterError, UsageError
 from snapshot import dataplane_server
