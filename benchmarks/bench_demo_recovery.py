@@ -12,6 +12,7 @@ import random
 from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from demo_jobs import DemoCase, DemoRun, exit_on_sigterm, run_demo
 from machine import RUNS, compile_cache_environment, fail, hand_over, is_quiet, load1, parser
@@ -103,20 +104,8 @@ def show(index: int, num: int, sample: Sample) -> None:
     )
 
 
-def main() -> None:
-    given = options()
-    exit_on_sigterm()
-    load_before = load1()
-    print(
-        f"demo recovery: {given.runs} demo runs of {given.steps} steps, a kill in each, seed {given.seed}"
-        f" (load {load_before})"
-    )
-    print("bound    1 steady step (a recovery ends with the first new one)")
-    print(
-        f"target   {MTTR_TARGET_S} s, and {STEP_FACTOR} steady steps + {STEP_SLACK_S} s;"
-        f" in place in {IN_PLACE_TARGET:.0%} of runs",
-        flush=True,
-    )
+def measure(given: Namespace) -> tuple[list[Sample], list[str]]:
+    """Make the runs, telling of each; returns the samples, and the commands of runs without one."""
     samples: list[Sample] = []
     failed: list[str] = []
     todo = cases(given.runs, slices=given.slices, steps=given.steps, seed=given.seed)
@@ -138,42 +127,51 @@ def main() -> None:
         else:
             samples.append(sample)
             show(index, len(todo), sample)
+    return samples, failed
+
+
+def show_figures(figures: dict[str, Any], verdict: str) -> None:
+    """Print the distributions and the verdict."""
+    print(
+        f"in place {figures['in_place']:.0%}; of those within both bounds"
+        f" {figures['in_bounds_of_in_place'] or 0:.0%}: {verdict}"
+    )
+    titles = {"mttd_s": "mttd", "mttr_s": "mttr", "mttr_in_place_s": "mttr in place", "rejoin_s": "rejoin"}
+    for name, title in titles.items():
+        if distribution := figures[name]:
+            print(
+                f"{title:<14} p50 {distribution['p50']:.3f}  p90 {distribution['p90']:.3f}"
+                f"  max {distribution['max']:.3f} s"
+            )
+
+
+def main() -> None:
+    given = options()
+    exit_on_sigterm()
+    load_before = load1()
+    print(
+        f"demo recovery: {given.runs} demo runs of {given.steps} steps, a kill in each, seed {given.seed}"
+        f" (load {load_before})"
+    )
+    print("bound    1 steady step (a recovery ends with the first new one)")
+    print(
+        f"target   {MTTR_TARGET_S} s, and {STEP_FACTOR} steady steps + {STEP_SLACK_S} s;"
+        f" in place in {IN_PLACE_TARGET:.0%} of runs",
+        flush=True,
+    )
+    samples, failed = measure(given)
     if not samples:
         fail("no run had a recovery to measure")
     figures = summarise(samples)
-    mttr, in_place = figures["mttr_in_place_s"], figures["in_place"]
-    verdict = (
-        "pass"
-        if in_place >= IN_PLACE_TARGET and figures["in_bounds_of_in_place"] == 1 and not failed
-        else "miss"
-    )
-    print(
-        f"in place {in_place:.0%}; of those within both bounds"
-        f" {figures['in_bounds_of_in_place'] or 0:.0%}: {verdict}"
-    )
-    for name, distribution in (
-        ("mttd", figures["mttd_s"]),
-        ("mttr", figures["mttr_s"]),
-        ("mttr in place", mttr),
-        ("rejoin", figures["rejoin_s"]),
-    ):
-        if distribution:
-            print(
-                f"{name:<14} p50 {distribution['p50']:.3f}  p90 {distribution['p90']:.3f}"
-                f"  max {distribution['max']:.3f} s"
-            )
+    in_bounds = figures["in_place"] >= IN_PLACE_TARGET and figures["in_bounds_of_in_place"] == 1
+    verdict = "pass" if in_bounds and not failed else "miss"
+    show_figures(figures, verdict)
     if not is_quiet(load_before, 0):
         print(f"the machine was not quiet before the start (load {load_before}): do not quote these figures")
+    settings = {"seed": given.seed, "steps": given.steps, "slices": given.slices, "verdict": verdict}
     hand_over(
         "demo_recovery",
-        {
-            "seed": given.seed,
-            "steps": given.steps,
-            "slices": given.slices,
-            "verdict": verdict,
-            **figures,
-            "failed": failed,
-        },
+        {**settings, **figures, "failed": failed},
         given.json,
         smoke=given.smoke,
         load_before=load_before,
