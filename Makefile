@@ -17,6 +17,7 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -I.
 SOURCES := reshard snapshot elastic controller_adapter chaos tests benchmarks examples .ci
 BENCHES = $(sort $(wildcard benchmarks/bench_*.py))
 PYTEST := $(BIN)/python -m pytest
+TEST_PROCESSES ?= 2
 
 .PHONY: help demo test test-real test-all check format format-check lint types imports proto proto-check bench clean
 
@@ -44,8 +45,8 @@ $(INSTALLED_TEST): pyproject.toml | $(BIN)/python
 demo: $(INSTALLED) ## Train on 3 slices, kill one, watch the recovery (ARGS="--steps 100 …" adds flags)
 	$(BIN)/elastic demo --out runs/demo $(ARGS)
 
-test: $(INSTALLED_TEST) ## Run the tests (at most 5 minutes; ARGS="-k name" narrows)
-	$(PYTEST) -m "not slow and not soak" $(ARGS)
+test: $(INSTALLED_TEST) ## Run the tests (at most 5 minutes; ARGS="-k name" narrows, TEST_PROCESSES=0 is one process)
+	$(PYTEST) -m "not slow and not soak" -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
 
 test-real: $(INSTALLED_TEST) ## One draw of each family of faults on real processes (those that make test leaves out)
 	$(PYTEST) -m "real and slow and not soak" --draw $(ARGS)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import queue
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -68,6 +70,7 @@ class Host:
 @pytest.fixture
 def make_host(tmp_path: Path) -> Iterator[Callable[[str], Host]]:
     opened: list[Any] = []
+    memory = Path(tempfile.mkdtemp(prefix="e-"))  # the path of a socket in it may have 107 bytes
 
     def make(script: str) -> Host:
         spec = JobSpec(
@@ -79,7 +82,7 @@ def make_host(tmp_path: Path) -> Iterator[Callable[[str], Host]]:
             command=(sys.executable, "-c", script),
             service_command=(),
             config=Config(num_slices=1),
-            shm_root=tmp_path / "shm",
+            shm_root=memory / "shm",
         )
         spec.shm_root.mkdir()
         save_job(spec)
@@ -93,6 +96,7 @@ def make_host(tmp_path: Path) -> Iterator[Callable[[str], Host]]:
     yield make
     for close in opened:
         close()
+    shutil.rmtree(memory)
 
 
 def prepare(warm: WarmWorker) -> int:
