@@ -1,7 +1,8 @@
 """The text of a training script with momentum, whose state is laid out as a test says.
 
 A run that a lost slice is to come back to is held at one of its last steps until that slice's workers are at
-their sessions: so it takes part in the steps after it, however long its start takes.
+their sessions: so it takes part in the steps after it, however long its start takes. One whose coordinator dies
+is held at a step, where that is asked for, until the next one commands.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _SCRIPT = """
     import jax, jax.numpy as jnp, numpy as np
     from jax.sharding import PartitionSpec as P
     import elastic
-    from elastic.records import WorkerEvent, of_kind, read_history
+    from elastic.records import CoordinatorStarted, WorkerEvent, of_kind, read_history
 
     HISTORY = pathlib.Path(os.environ["ELASTIC_DIR"]) / "events.jsonl"
 
@@ -44,6 +45,9 @@ _SCRIPT = """
     def num_ready():
         return sum(event.state == "ready" for event in of_kind(read_history(HISTORY), WorkerEvent))
 
+    def num_coordinators():
+        return len(of_kind(read_history(HISTORY), CoordinatorStarted))
+
     with elastic.session() as session:
         for world in session.worlds():
             with world:
@@ -54,6 +58,8 @@ _SCRIPT = """
                 for number, batch in world.batches(
                     Points(), global_batch=24, num_steps={steps}, batch_axis="data"
                 ):
+                    while number == {takeover_before} and num_coordinators() < 2:
+                        time.sleep(0.05)
                     while number == {steps} - {after_hold} and num_ready() < {held_until_ready}:
                         time.sleep(0.05)
                     if number >= {steps} - {after_hold} and len(world.slices) < {num_slices_at_end}:
@@ -73,9 +79,10 @@ def write_script(
     steps: int,
     held_until_ready: int = 0,
     num_slices_at_end: int = 0,
+    takeover_before: int = -1,
 ) -> Path:
     """Write the script; `axes` and `specs` are Python. `held_until_ready`: so many times in the run a worker
-    has to have come to its session before the last steps are made, slowly until so many slices make them.
+    has to have come to its session before the last steps are made, slowly until so many slices make them. `takeover_before`: the step that waits for a second coordinator.
     """
     directory.mkdir(exist_ok=True)
     path = directory / "train.py"
@@ -89,6 +96,7 @@ def write_script(
             after_hold=STEPS_AFTER_HOLD,
             held_until_ready=held_until_ready,
             num_slices_at_end=num_slices_at_end,
+            takeover_before=takeover_before,
         )
     )
     return path

@@ -25,13 +25,16 @@ STEPS = 80
 FEW_STEPS = 40
 
 
-def train(directory: Path, *arguments: str, steps: int = STEPS, held_until_ready: int = 0) -> Run:
+def train(
+    directory: Path, *arguments: str, steps: int = STEPS, held_until_ready: int = 0, takeover_before: int = -1
+) -> Run:
     """Two slices of two hosts of two devices; a host holds half of the state, and so does its fellow."""
     # A quarter of the rows on each device of a slice: half of them on each of its hosts.
     specs = '{"w": P("model"), "m": P("model"), "n": P()}'
     script = write_script(
         directory, num_rows=512, num_columns=16, axes='{"data": -1, "model": 4}', specs=specs, steps=steps,
         held_until_ready=held_until_ready, num_slices_at_end=2 if held_until_ready else 0,
+        takeover_before=takeover_before,
     )  # fmt: skip
     out = directory / "run"
     process = start(
@@ -91,7 +94,8 @@ def test_spare_slice_takes_the_place_of_one_that_lost_a_host_under_another_coord
 ) -> None:
     faults = ("--fault", "kill:coordinator@step=10", "--fault", "kill:slice=1,host=1@step=60")
     steps = 120
-    run = train(tmp_path, "--spares", "1", *faults, "--rehearsals", "0", steps=steps)
+    # The steps are fast: without a hold they were over before the second coordinator could be told of step 60.
+    run = train(tmp_path, "--spares", "1", *faults, "--rehearsals", "0", steps=steps, takeover_before=50)
     assert_nothing_lost(run, steps)
     assert left_behind(run.report.run.id) == []
     assert [takeover.goes_on for takeover in run.report.takeovers] == [True]
