@@ -25,7 +25,7 @@ from elastic.agent_buddies import AgentPull, BuddyKeeper
 from elastic.agent_persist import Persister
 from elastic.agent_prepare import Preparer
 from elastic.agent_said import Said
-from elastic.agent_shadow import ShadowRunner
+from elastic.agent_shadow import ShadowRunner, lack_of_memory, num_hosts_here
 from elastic.agent_standby import WarmWorker
 from elastic.agent_stream import STALE, CoordinatorStream, StreamLost
 from elastic.agent_tasks import ArenaTasks, Verified
@@ -63,6 +63,7 @@ from elastic.events import (
     WorkerLost,
     WorkerReady,
     WorkerState,
+    WorldSpec,
 )
 from elastic.job import JobSpec, load_job, load_token
 from elastic.join_events import HostPrepared, PrepareHost
@@ -86,6 +87,7 @@ from elastic.protocol import (
 )
 from elastic.refusals import RefusalTally
 from elastic.shadow_events import EndShadow, EnterShadow, StartShadow
+from elastic.solo_worlds import sizes_ahead, solo_world
 from elastic.wire import FramedSocket
 from elastic.worker_process import (
     PID_FILE,
@@ -165,7 +167,11 @@ class Agent:
         self._buddies.start()
         self._room = Preparer(self._arena, member, replicas, self._inbox.put)
         self._socket = WorkerSocket(spec.socket_path(member), self._inbox.put, self._refused)
-        self._warm = WarmWorker(spec, member, self._arena.directory, self._inbox.put)
+        self._warm = WarmWorker(
+            spec, member, self._arena.directory, self._inbox.put, worlds=self._worlds_ahead
+        )
+        self._world_size = spec.config.num_slices
+        """How many slices the newest world has that this host took part in."""
         self._shadow = ShadowRunner(spec, member, self._send, self._inbox.put)
         count_stale = partial(self._refused.count, "control", STALE)
         self._stream = CoordinatorStream(spec, token, member, self._inbox.put, count_stale)
@@ -381,7 +387,8 @@ class Agent:
             self._meet(connection, message)
             return
         if connection is not self._connection:
-            self._shadow.hear(connection, message)
+            if not self._warm.hear(connection, message):
+                self._shadow.hear(connection, message)
             return
         self._heard_s, self._heard_unix_s = time.monotonic(), time.time()
         if isinstance(message, WorkerCommitted):
@@ -503,6 +510,8 @@ class Agent:
         elif isinstance(command, Assign):
             self._worker_state = WorkerState.IN_WORLD
             self._said.forget()  # the fencing and the fetching before this world are over
+            if not command.world.rehearsal:
+                self._world_size = len(command.world.slices)
             self._to_worker(EnterWorld(world=command.world))
         elif isinstance(command, Peers):
             self._pull.addresses = command.addresses
@@ -567,6 +576,16 @@ class Agent:
             warm.go_on()
             if warm.connection is not None:
                 self._meet(warm.connection, Hello(pid=warm.process.pid, generation=0), was_warm=True)
+
+    def _worlds_ahead(self) -> tuple[WorldSpec, ...]:
+        """What a process that stands by is to play alone."""
+        config = self._spec.config
+        worker_pid = self._worker.pid if self._worker else None
+        if not config.plays_alone or lack_of_memory(worker_pid, num_hosts_here(self._spec)):
+            return ()
+        return tuple(
+            solo_world(config, size, self.generation) for size in sizes_ahead(config, self._world_size)
+        )
 
     def _end_quietly(self, why: str) -> None:
         """End the worker because we were told so: that is no loss to report."""

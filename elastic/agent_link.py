@@ -40,6 +40,8 @@ from elastic.protocol import (
     Hello,
     JobEnded,
     LoopEnded,
+    Rehearse,
+    Rehearsed,
     Replicated,
     Reserve,
     Reserved,
@@ -103,15 +105,18 @@ class AgentLink:
         self._arenas: dict[HostId, Arena] = {}
         role = os.environ.get(ENV_STANDBY, "")
         self._is_shadow = role == ROLE_SHADOW
-        self._has_turn = threading.Event()
-        """Set for a worker; a process that stands by goes on from its session when it is."""
-        if not role:
-            self._has_turn.set()
+        self._has_turn = not role
+        """True of a worker; a process that stands by goes on from its session when it is."""
+        self._solo: deque[WorldSpec] = deque()
+        """Worlds to play alone until it is its turn."""
+        self._owes_unwound = False
+        """Whether the agent waits for the word that a world that is played alone is left."""
+        self._is_leashed = bool(role) and not self._is_shadow
+        """Whether the agent's end is this process's: until it is a worker, which another agent may adopt."""
         self._connect()
         threading.Thread(target=self._read, name="agent-link", daemon=True).start()
-        self._has_turn.wait()
-        if role and not self._is_shadow:
-            outlive_parent()  # it is the worker now: another agent may adopt it
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_turn or self._solo)
         threading.Thread(target=self._beat, name="agent-heartbeat", daemon=True).start()
 
     # ---- Link: waiting and looking ----
@@ -122,11 +127,15 @@ class AgentLink:
             if self.release is not None:
                 self.release()
         with self._changed:
-            world, self._next_world = self._next_world, None
+            if not self._has_turn and self._solo:
+                world: WorldSpec | None = self._solo.popleft()
+            else:
+                world, self._next_world = self._next_world, None
             if self._end is not None and not self._end.completed:
                 raise JobOver("the job was stopped")
             if world is not None:
                 self._inside = world.generation
+                self._owes_unwound = self._has_turn
                 self._stop = self._audit = None
                 with self._told:
                     self._commits.clear()
@@ -137,12 +146,18 @@ class AgentLink:
     def _is_to_release(self) -> bool:
         """Wait for a world, or the end; True when, before that, what was kept is not needed any more."""
         with self._changed:
+            if self._is_leashed:
+                self._changed.wait_for(lambda: self._has_turn or self._solo)
+                if self._has_turn:
+                    self._is_leashed = False
+                    outlive_parent()  # takes effect for the thread that was there first: this one
             self._changed.wait_for(lambda: self._release_due or self._is_told())
             is_due, self._release_due = self._release_due and not self._is_told(), False
             return is_due
 
     def _is_told(self) -> bool:
-        return self._next_world is not None or self._end is not None
+        is_to_rehearse = not self._has_turn and bool(self._solo)
+        return is_to_rehearse or self._next_world is not None or self._end is not None
 
     def keeps_runtime(self) -> bool:
         """Whether the next world may go on in the runtime of the one that is left."""
@@ -290,15 +305,33 @@ class AgentLink:
         """Tell that this worker was told to leave (SIGTERM)."""
         self._tell(PreemptionNotice(member=self._member))
 
+    def rehearsed(self, generation: int, error: str) -> None:
+        """Tell that a world that was played alone is left: of those before its turn, once all are."""
+        with self._changed:
+            if error:
+                self._solo.clear()
+            is_last = not self._has_turn and not self._solo
+            owes_unwound = self._owes_unwound
+        if owes_unwound:
+            self.unwound(generation)
+        else:
+            self._leave()
+        if is_last:
+            self._tell(Rehearsed(error=error))
+
     def unwound(self, generation: int) -> None:
         """Tell that the devices of every world before the newest generation are dropped."""
+        self._tell(Unwound(generation=self._leave()))
+
+    def _leave(self) -> int:
+        """The main thread is in no world; returns the newest generation that was fenced."""
         with self._changed:
             self._inside = 0
             newest = self._fenced_below
             rescue, self._rescue = self._rescue, None
         if rescue is not None:
             rescue.join()  # it must not touch what the next world opens
-        self._tell(Unwound(generation=newest))
+        return newest
 
     # ---- threads ----
 
@@ -360,7 +393,7 @@ class AgentLink:
                 continue
             if self._end is not None:
                 return
-            if not self._has_turn.is_set() or self._is_shadow:
+            if not self._has_turn or self._is_shadow:
                 os._exit(0)  # it stands by for this agent only
             try:
                 self._connect()
@@ -373,15 +406,17 @@ class AgentLink:
             path = self._spec.worker_file(self._member, "stacks")
             self._tell(report_stacks(path, self._member, message.generation))
             return
-        if isinstance(message, TakeTurn):
-            self._has_turn.set()
-            return
         with self._changed:
-            if isinstance(message, EnterWorld):
+            if isinstance(message, TakeTurn):
+                self._take_turn()
+            elif isinstance(message, Rehearse):
+                self._solo.extend(message.worlds)
+            elif isinstance(message, EnterWorld):
                 self._next_world = message.world
             elif isinstance(message, Fence):
                 self._fenced_below = max(self._fenced_below, message.generation)
                 self._next_world = None
+                self._owes_unwound = True
                 self._keeps_runtime = message.keep_runtime
                 self._release_due = not message.keep_runtime
             elif isinstance(message, StopAfter):
@@ -406,6 +441,14 @@ class AgentLink:
         if must_leave and is_out:
             self._tell(Unwound(generation=self._fenced_below))
 
+    def _take_turn(self) -> None:
+        """From now on this is the worker; a world it plays alone is left as soon as may be."""
+        if not self._has_turn:
+            self._has_turn = True
+            self._solo.clear()
+            if self._inside:
+                self._fenced_below = max(self._fenced_below, self._inside + 1)
+
     def _get_out(self) -> None:
         """Unblock the main thread, again and again: it may only now be entering the collective."""
         while self._inside:
@@ -414,8 +457,13 @@ class AgentLink:
 
     def _beat(self) -> None:
         while self._end is None:
-            self._tell(Heartbeat(unix_s=time.time()))
-            if not self._is_shadow and time.monotonic() - self._heard_s > self._spec.lease_s:
+            if self._has_turn:
+                self._tell(Heartbeat(unix_s=time.time()))
+            if (
+                self._has_turn
+                and not self._is_shadow
+                and time.monotonic() - self._heard_s > self._spec.lease_s
+            ):
                 os._exit(
                     LEASE_EXIT_STATUS
                 )  # the agent hangs: somebody else may go on without this slice by now

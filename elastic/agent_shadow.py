@@ -85,7 +85,7 @@ class ShadowRunner:
     def _start(self, number: int, worker_pid: int | None) -> None:
         self.end()
         self._number = number
-        lack = _lack_of_memory(worker_pid, _num_hosts_here(self._spec))
+        lack = lack_of_memory(worker_pid, num_hosts_here(self._spec))
         if lack:
             self._say("skipped", lack)
         else:
@@ -116,14 +116,14 @@ class ShadowRunner:
         self._tell(told)
 
 
-def _num_hosts_here(spec: JobSpec) -> int:
+def num_hosts_here(spec: JobSpec) -> int:
     """Hosts of this job on this machine: each has a directory in its memory."""
     with contextlib.suppress(OSError):
         return max(sum(path.is_dir() for path in job_directory(spec.shm_root, spec.job_id).iterdir()), 1)
     return 1
 
 
-def _lack_of_memory(worker_pid: int | None, num_hosts: int) -> str:
+def lack_of_memory(worker_pid: int | None, num_hosts: int) -> str:
     """Why there is no room for another process as large as the worker on each host here; "" if there is."""
     try:
         available = _field_bytes(Path("/proc/meminfo"), "MemAvailable")

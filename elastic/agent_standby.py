@@ -1,7 +1,8 @@
 """A process that stands by: the job's command run as far as `elastic.session()`, for the worker's place.
 
-It has imported JAX and the script's modules, but no backend is made and no world was seen. It is prepared at
-the lowest priority while a world trains; one that is not ready yet is stopped while a recovery goes on. Its
+It has imported JAX and the script's modules, and where its adapter can, it has played the worlds alone that
+it may be in (see `elastic.solo_worlds`); no backend is left of that. It is prepared at the lowest priority
+while a world trains; one that is not ready yet is stopped while a recovery goes on. Its
 death means nothing to the job: another one is prepared, after growing pauses.
 """
 
@@ -17,8 +18,9 @@ from pathlib import Path
 import msgspec
 
 from elastic import low_priority
+from elastic.events import WorldSpec
 from elastic.job import ROLE_WARM, JobSpec
-from elastic.protocol import Hello
+from elastic.protocol import Hello, Rehearse, Rehearsed
 from elastic.wire import FramedSocket
 from elastic.worker_process import WorkerExit, WorkerProcess, start_time, write_pid
 
@@ -37,6 +39,8 @@ class StandbyProcess:
     def __init__(self, spec: JobSpec, member: int, role: str, on_exit: Callable[[WorkerExit], None]) -> None:
         self.process = WorkerProcess.start(spec, member, on_exit, role=role)
         self.connection: FramedSocket | None = None
+        self.is_rehearsing = False
+        """Whether it plays worlds alone."""
         self._is_paused = False
         self._began_s = time.monotonic()
         self._steps_up = list(STARVED_S)
@@ -47,6 +51,18 @@ class StandbyProcess:
         """Whether it has reached its session."""
         return self.connection is not None
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether it prepares something, and does not only wait."""
+        return not self.is_ready or self.is_rehearsing
+
+    def rehearse(self, worlds: tuple[WorldSpec, ...]) -> None:
+        """Have it play these worlds alone."""
+        assert self.connection is not None
+        self.is_rehearsing = True
+        with contextlib.suppress(OSError):  # its end is noticed through the pidfd
+            self.connection.send(Rehearse(worlds=worlds))
+
     def meet(self, connection: FramedSocket, hello: Hello) -> bool:
         """Take its connection, if it is the process that says hello."""
         if hello.pid != self.process.pid:
@@ -55,8 +71,8 @@ class StandbyProcess:
         return True
 
     def pause(self) -> None:
-        """Stop preparing; nothing if it is ready, as it only waits then."""
-        if not self.is_ready and not self._is_paused:
+        """Stop preparing; nothing if it only waits."""
+        if self.is_busy and not self._is_paused:
             self._is_paused = True
             _signal(self.process.pid, signal.SIGSTOP)
 
@@ -84,7 +100,8 @@ class StandbyProcess:
 class WarmWorker:
     """Keeps one process warm for the worker of a slice; for the agent's one thread.
 
-    `clock` is monotonic. What an earlier agent left behind is ended.
+    `worlds` tells what the process is to play alone when it is at its session. `clock` is monotonic. What an
+    earlier agent left behind is ended.
     """
 
     def __init__(
@@ -94,13 +111,16 @@ class WarmWorker:
         directory: Path,
         on_exit: Callable[[WorkerExit], None],
         *,
+        worlds: Callable[[], tuple[WorldSpec, ...]] = tuple,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._spec = spec
         self._member = member
         self._path = directory / WARM_FILE
         self._on_exit = on_exit
+        self._worlds = worlds
         self._clock = clock
+        self._may_rehearse = True
         self._standby: StandbyProcess | None = None
         self._commits = 0
         self._deaths = 0
@@ -124,7 +144,7 @@ class WarmWorker:
             return
         if self._standby is not None:
             self._standby.go_on()
-            if not self._standby.is_ready:
+            if self._standby.is_busy:
                 self._standby.look_after()
         elif self._clock() >= self._not_before_s:
             self._standby = StandbyProcess(self._spec, self._member, ROLE_WARM, self._on_exit)
@@ -141,6 +161,17 @@ class WarmWorker:
         if self._standby is None or not self._standby.meet(connection, hello):
             return False
         self._deaths = 0
+        if self._may_rehearse and (worlds := self._worlds()):
+            self._standby.rehearse(worlds)
+        return True
+
+    def hear(self, connection: FramedSocket, message: object) -> bool:
+        """Take in what the process that stands by says; False if it is another's word."""
+        if self._standby is None or self._standby.connection is not connection:
+            return False
+        if isinstance(message, Rehearsed):
+            self._standby.is_rehearsing = False
+            self._may_rehearse = not message.error  # it would fail the same way again
         return True
 
     def take(self) -> StandbyProcess | None:
@@ -162,6 +193,7 @@ class WarmWorker:
             return False
         if self._standby.connection is not None:
             self._standby.connection.close()
+        self._may_rehearse = self._may_rehearse and not self._standby.is_rehearsing
         self._standby = None
         self._path.unlink(missing_ok=True)
         self._not_before_s = self._clock() + min(FIRST_PAUSE_S * 2.0**self._deaths, MAX_PAUSE_S)

@@ -87,6 +87,8 @@ class WorldSpec:
     newest_committed: int
     rehearsal: bool
     replicas: int
+    solo: bool = False
+    """A rehearsal in which this process plays all ranks; see `elastic.solo`."""
     seats: tuple[int, ...] = ()
     """The logical index of each of `slices`; () where they are the same."""
     audit_every: int = 0

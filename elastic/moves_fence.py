@@ -21,8 +21,8 @@ def shrink(turn: Turn, lost: tuple[int, ...]) -> None:
     fence(turn, f"lost: {name_members(turn.state.config, lost)}", is_loss=True)
 
 
-def fence(turn: Turn, why: str, *, is_loss: bool = False) -> None:
-    """Raise the generation and get everybody out of every older world."""
+def fence(turn: Turn, why: str, *, is_loss: bool = False, within_s: float | None = None) -> None:
+    """Raise the generation and get everybody out of every older world, within the usual bound or this one."""
     leave_world(turn, "the world changed while its hosts wrote it")
     tell_comparisons(turn)
     give_up(turn)
@@ -47,7 +47,7 @@ def fence(turn: Turn, why: str, *, is_loss: bool = False) -> None:
         overtime=False,
     )
     keeps = note_fence(turn, is_loss=is_loss)
-    turn.enter(Phase.FENCING, why, within_s=state.config.timing.unwind_s)
+    turn.enter(Phase.FENCING, why, within_s=within_s or state.config.timing.unwind_s)
     for member in turn.state.members:
         index = member.index
         if member.attached:

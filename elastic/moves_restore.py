@@ -13,6 +13,7 @@ from elastic.moves_persist import refuse
 from elastic.moves_run import finish
 from elastic.moves_shadow import note_compiled
 from elastic.seats import logical
+from elastic.solo_worlds import sizes_ahead, solo_world
 from elastic.turn import Turn
 from reshard.batch_sizes import begin_world, worlds_since
 
@@ -101,6 +102,21 @@ def assign(turn: Turn) -> None:
                 ),
             )
         )
+    if state.rehearsing:
+        _assign_solo(turn)
+
+
+def _assign_solo(turn: Turn) -> None:
+    """Whoever is left out of a rehearsal plays it alone: one day the world is smaller by another slice."""
+    state = turn.state
+    size = len(state.world_slices)
+    if not (state.config.plays_alone and size in sizes_ahead(state.config, size)):
+        return
+    idle = [member for index in state.idle for member in state.config.members_of(index)]
+    for index in idle:
+        if state.member(index).worker is WorkerState.READY:
+            turn.update(index, worker=WorkerState.IN_WORLD)
+            turn.send(Assign(member=index, world=solo_world(state.config, size, state.generation)))
 
 
 def lay_out_anew(turn: Turn, event: Event) -> None:
@@ -149,7 +165,8 @@ def advance_replaying(turn: Turn) -> None:
         if all(state.member(index).left for index in state.world):
             turn.change(rehearsals_left=state.rehearsals_left - 1)
             note_compiled(turn, len(state.world_slices))
-            fence(turn, "the rehearsal is over")
+            # Who rehearses alone may still be in the middle of the program.
+            fence(turn, "the rehearsal is over", within_s=state.config.timing.rebuild_s)
     elif state.all_finished():
         turn.enter(Phase.RUNNING)
         finish(turn)

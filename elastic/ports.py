@@ -140,6 +140,10 @@ class Link(Protocol):
         """Tell that the user's code raised; the job ends with this status."""
         ...
 
+    def rehearsed(self, generation: int, error: str) -> None:
+        """Tell that a world that was played alone is left, and why before its end ("": it came to it)."""
+        ...
+
     def unwound(self, generation: int) -> None:
         """Tell that the devices of every world before the newest generation are dropped."""
         ...
@@ -172,6 +176,8 @@ class Adapter(Protocol):
     """Whether all slices live in one worker process (no coordinator, no agents)."""
     # keeps_runtime: bool = False, may be left out
     # Whether who is left after a loss can go on in the runtime it is connected with; see `kept_runtime`.
+    # plays_alone: bool = False, may be left out
+    # Whether one process can form a world in which it plays all ranks; see `elastic.solo`.
 
     def service_command(self) -> tuple[str, ...]:
         """The command of the runtime service (see `elastic.runtime_service`); empty if none is needed."""

@@ -175,6 +175,20 @@ class EnterWorld:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearse:
+    """Before your turn: play these worlds alone, one after the other."""
+
+    worlds: tuple[WorldSpec, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsed:
+    """All of them are over, or one was given up (`error`) and with it those after it."""
+
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobEnded:
     """There will be no other world."""
 
@@ -201,6 +215,8 @@ WORKER_CODEC = Codec(
         Reserved,
         Replicated,
         TakeTurn,
+        Rehearse,
+        Rehearsed,
         EnterWorld,
         JobEnded,
         Fence,

@@ -143,7 +143,10 @@ def prepare(wanted: Wanted) -> tuple[JobSpec, Sequence[Any]]:
     check_root(wanted.shm_root)
     keeps_runtime = wanted.config.keeps_runtime and getattr(adapter, "keeps_runtime", False)
     precompile = wanted.config.precompile and not adapter.one_process
-    config = replace(wanted.config, keeps_runtime=keeps_runtime, precompile=precompile)
+    plays_alone = precompile and getattr(adapter, "plays_alone", False)
+    config = replace(
+        wanted.config, keeps_runtime=keeps_runtime, precompile=precompile, plays_alone=plays_alone
+    )
     directory = wanted.directory.absolute()
     try:
         directory.mkdir(parents=True, exist_ok=True)

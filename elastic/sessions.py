@@ -9,8 +9,10 @@ import threading
 from collections.abc import Callable, Iterator
 from types import TracebackType
 
+from elastic.events import WorldSpec
 from elastic.job import JobSpec
 from elastic.ports import Link, Runtime
+from elastic.solo import SoloLink
 from elastic.state_keeper import StateMemory
 from elastic.world import World
 from reshard.errors import ElasticError
@@ -34,21 +36,9 @@ class Session:
         """
         while (world_spec := self._link.wait_world()) is not None:
             try:
-                world = World(
-                    world_spec,
-                    self._link,
-                    self._runtime,
-                    self._memory,
-                    cadence=self._spec.cadence,
-                    copy_threads=self._spec.copy_threads,
-                    seed=self._spec.seed,
-                    full_slices=self._spec.config.num_slices,
-                )
-            except ElasticError as error:
-                self._link.user_failed(str(error), error.exit_status)
-                raise
-            except RuntimeError as error:  # JaxRuntimeError, or of a backend that cannot be made
-                self._leave_unformed(world_spec.generation, error)
+                world = self._form(world_spec)
+            except Exception as error:
+                self._leave_unformed(world_spec, error)
                 continue
             yield world
             if world.finish():
@@ -56,9 +46,33 @@ class Session:
             world.drop()
             del world
 
-    def _leave_unformed(self, generation: int, error: Exception) -> None:
-        """A world that could not be formed: somebody was lost meanwhile, or the error is our own."""
+    def _form(self, world_spec: WorldSpec) -> World:
+        return World(
+            world_spec,
+            SoloLink(self._link) if world_spec.solo else self._link,
+            self._runtime,
+            self._memory,
+            cadence=self._spec.cadence,
+            copy_threads=self._spec.copy_threads,
+            seed=self._spec.seed,
+            full_slices=self._spec.config.num_slices,
+        )
+
+    def _leave_unformed(self, world_spec: WorldSpec, error: Exception) -> None:
+        """A world that could not be formed: somebody was lost meanwhile, or the error is our own. Raises it
+        then, but not for a world that is only rehearsed alone.
+        """
+        generation = world_spec.generation
         text = f"the world could not be formed: {error}"[:2000]
+        if world_spec.solo:
+            link = SoloLink(self._link)
+            link.user_failed(text, 1)
+            link.unwound(generation)
+            return
+        if isinstance(error, ElasticError):
+            self._link.user_failed(str(error), error.exit_status)
+        if not isinstance(error, RuntimeError):  # JaxRuntimeError, or of a backend that cannot be made
+            raise error
         self._link.step_failed(generation, text, devices="")  # there are none yet to probe
         if not self._link.wait_fenced(generation, None):
             raise error

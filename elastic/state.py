@@ -49,6 +49,7 @@ class Config:
     precompile: bool = False
     """Whether the programs of the next smaller and larger world are compiled while a world trains."""
     keeps_runtime: bool = False
+    plays_alone: bool = False
     """Whether who is left after a loss goes on in the runtime it is connected with, where that can be."""
     max_deaths_at_step: int = 3
     """How many worlds in a row may have a worker killed at the same step before the job is ended."""

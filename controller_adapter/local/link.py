@@ -163,6 +163,10 @@ class LocalLink:
         first = members[0].slice_index if members else 0
         self.engine.take(WorkerFailed(member=first, error=error, exit_status=exit_status))
 
+    def rehearsed(self, generation: int, error: str) -> None:
+        """The one process of this adapter is in every world: it plays none alone."""
+        raise NotImplementedError
+
     def unwound(self, generation: int) -> None:
         """Tell that the training thread is out of its world."""
         self.engine.hosts.leave()

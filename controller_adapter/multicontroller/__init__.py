@@ -25,6 +25,7 @@ class MulticontrollerAdapter:
     simulated_faults = False
     one_process = False
     keeps_runtime = True
+    plays_alone = True
 
     def service_command(self) -> tuple[str, ...]:
         """JAX's coordination service, in a process of its own."""

@@ -1,4 +1,4 @@
-"""Every private name of JAX that this project touches, and no other place: guarded by version.
+"""Every private name of JAX that this project touches, here and in `jax_solo`: guarded by version.
 
 `jax.distributed.initialize` is three things: a service, a client, and global state. Here they are apart, so
 that the service lives in a process of its own and a client can be dropped and made again in a process that
@@ -29,7 +29,7 @@ NEVER_S = 10_000_000
 abort the survivors.
 """
 
-_MEETINGS = {
+MEETINGS = {
     name: getattr(multihost_utils, name)
     for name in ("assert_equal", "broadcast_one_to_all", "process_allgather", "sync_global_devices")
 }
@@ -43,7 +43,6 @@ _kept_traces = {
     "_dce_jaxpr",
     "_dce_jaxpr_pjit",
     "_fori_scan_body_fun",
-    "_infer_params_cached",
     "_linearize_jaxpr",
     "_move_binders_to_front",
     "_partial_eval_jaxpr_nounits",
@@ -125,11 +124,11 @@ def put_and_collect(key: str, value: str, rank: int, num_processes: int, timeout
 
 def guard_kept(lost: str) -> None:
     """From now on refuse, in words, what would wait for ever for processes of the runtime that are lost."""
-    for name in _MEETINGS:
+    for name in MEETINGS:
         setattr(multihost_utils, name, _refusing(f"jax.experimental.multihost_utils.{name}", lost))
     state = distributed.global_state
-    if not isinstance(state.client, _KeptClient):
-        state.client = _KeptClient(state.client, lost)
+    if not isinstance(state.client, ClientWithoutBarriers):
+        state.client = ClientWithoutBarriers(state.client, _refusing("a barrier of jax.distributed", lost))
 
 
 def _refusing(name: str, lost: str) -> Callable[..., Any]:
@@ -142,12 +141,12 @@ def _refusing(name: str, lost: str) -> Callable[..., Any]:
     return refuse
 
 
-class _KeptClient:
-    """A client of the coordination service without its barriers."""
+class ClientWithoutBarriers:
+    """A client of the coordination service with something else in place of its barriers."""
 
-    def __init__(self, client: Any, lost: str) -> None:
+    def __init__(self, client: Any, instead: Callable[..., Any]) -> None:
         self._client = client
-        self.wait_at_barrier = _refusing("a barrier of jax.distributed", lost)
+        self.wait_at_barrier = instead
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
@@ -170,7 +169,7 @@ def drop_backend() -> None:
     # Programs that one process compiled for all stay here for good, and with them their backend and its
     # client, which aborts this process when its service ends, some generations later.
     compiler._compile_and_share_module.modules_cache.clear()  # type: ignore[attr-defined]
-    for name, meeting in _MEETINGS.items():
+    for name, meeting in MEETINGS.items():
         setattr(multihost_utils, name, meeting)
     state = distributed.global_state
     state.client = None

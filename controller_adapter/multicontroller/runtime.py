@@ -4,12 +4,13 @@ drop them again.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Callable, Sequence
 
 import jax
 
-from controller_adapter.multicontroller import jax_private
+from controller_adapter.multicontroller import jax_private, jax_solo
 from controller_adapter.multicontroller.gloo_sockets import GlooSockets, listening_ports
 from elastic.agent_link import AgentLink
 from elastic.events import WorldSpec
@@ -27,7 +28,7 @@ class MulticontrollerRuntime:
     else for the main thread.
     """
 
-    def __init__(self, bind_host: str) -> None:
+    def __init__(self, bind_host: str, num_devices: int = 1) -> None:
         jax_private.check_version()
         jax_private.bind_collectives(bind_host)
         jax_private.share_compile_cache()
@@ -35,6 +36,8 @@ class MulticontrollerRuntime:
         gc.collect()
         # What is imported by now stays: the collection when a world is dropped looks only at the rest.
         gc.freeze()
+        self._num_devices = num_devices
+        """Of each process."""
         self._hosts: tuple[HostId, ...] = ()
         """The hosts whose processes are connected, in the order of their processes."""
         self._generation = 0
@@ -42,6 +45,8 @@ class MulticontrollerRuntime:
         self.may_keep: Callable[[], bool] = lambda: False
         """Whether the next world may go on in the runtime of the one that is left."""
         self._gloo: GlooSockets | None = None
+        self._solo = contextlib.ExitStack()
+        """Entered while this process plays all of a world."""
 
     def form(self, world: WorldSpec) -> Sequence[jax.Device]:
         """Connect as this world's rank and make its devices, in rank order; or, where the world goes on in a
@@ -57,6 +62,8 @@ class MulticontrollerRuntime:
             )
         num_processes = len(world.hosts)
         self._hosts = world.hosts
+        if world.solo:
+            return self._form_solo(num_processes)
         before = listening_ports()
         jax_private.connect(world.service_address, world.rank, num_processes, CONNECT_TIMEOUT_S)
         devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
@@ -72,6 +79,13 @@ class MulticontrollerRuntime:
         self._gloo = GlooSockets(own_ports, ports - own_ports)
         self._generation = world.generation
         return devices
+
+    def _form_solo(self, num_processes: int) -> Sequence[jax.Device]:
+        platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
+        if platforms != "cpu":
+            raise UsageError(f"a process can play all of a world on CPU only, not on {platforms}")
+        self._solo.enter_context(jax_solo.solo(num_processes, self._num_devices))
+        return sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
 
     def _form_kept(self, world: WorldSpec) -> Sequence[jax.Device]:
         if world.runtime_generation != self._generation:
@@ -101,6 +115,7 @@ class MulticontrollerRuntime:
     def _drop(self) -> None:
         self._gloo = None
         self._generation = 0
+        self._solo.close()
         jax_private.drop_backend()
 
     def unblock(self) -> None:
@@ -112,7 +127,7 @@ class MulticontrollerRuntime:
 
 def connect(spec: JobSpec, member: int) -> tuple[Link, Runtime]:
     """The link to this host's agent, and the runtime that it can unblock."""
-    runtime = MulticontrollerRuntime(spec.bind_host_of(member))
+    runtime = MulticontrollerRuntime(spec.bind_host_of(member), spec.config.devices_per_host)
     link = AgentLink(spec, member, runtime.unblock)
     runtime.may_keep, link.release = link.keeps_runtime, runtime.release
     leave_on_sigterm(link.preempted)

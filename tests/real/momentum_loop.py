@@ -1,8 +1,8 @@
 """The text of a training script with momentum, whose state is laid out as a test says.
 
 A run that a lost slice is to come back to is held at one of its last steps until that slice's workers are at
-their sessions: so it takes part in the steps after it, however long its start takes. One whose coordinator dies
-is held at a step, where that is asked for, until the next one commands.
+their sessions: so it takes part in the steps after it, however long its start takes. One whose coordinator
+dies is held at a step, where that is asked for, until the next one commands.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ def write_script(
     takeover_before: int = -1,
 ) -> Path:
     """Write the script; `axes` and `specs` are Python. `held_until_ready`: so many times in the run a worker
-    has to have come to its session before the last steps are made, slowly until so many slices make them. `takeover_before`: the step that waits for a second coordinator.
+    has to have come to its session before the last steps are made, slowly until so many slices make them.
+    `takeover_before`: the step that waits for a second coordinator.
     """
     directory.mkdir(exist_ok=True)
     path = directory / "train.py"

@@ -94,7 +94,7 @@ def test_spare_slice_takes_the_place_of_one_that_lost_a_host_under_another_coord
 ) -> None:
     faults = ("--fault", "kill:coordinator@step=10", "--fault", "kill:slice=1,host=1@step=60")
     steps = 120
-    # The steps are fast: without a hold they were over before the second coordinator could be told of step 60.
+    # The steps are fast: without a hold they were over before the second coordinator could hear of step 60.
     run = train(tmp_path, "--spares", "1", *faults, "--rehearsals", "0", steps=steps, takeover_before=50)
     assert_nothing_lost(run, steps)
     assert left_behind(run.report.run.id) == []
