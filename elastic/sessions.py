@@ -47,9 +47,12 @@ class Session:
             del world
 
     def _form(self, world_spec: WorldSpec) -> World:
+        link: Link = self._link
+        if world_spec.solo:
+            link = SoloLink(link)
         return World(
             world_spec,
-            SoloLink(self._link) if world_spec.solo else self._link,
+            link,
             self._runtime,
             self._memory,
             cadence=self._spec.cadence,

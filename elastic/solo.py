@@ -89,6 +89,10 @@ class SoloLink:
         """Whatever it was: where it trains it will be told."""
         self._fail(error)
 
+    def rehearsed(self, generation: int, error: str) -> None:
+        """Not for this link."""
+        raise NotImplementedError
+
     def unwound(self, generation: int) -> None:
         """Out of it: the process goes on to what it is for."""
         self._is_over = True

@@ -29,7 +29,7 @@ NEVER_S = 10_000_000
 abort the survivors.
 """
 
-MEETINGS = {
+_MEETINGS = {
     name: getattr(multihost_utils, name)
     for name in ("assert_equal", "broadcast_one_to_all", "process_allgather", "sync_global_devices")
 }
@@ -124,7 +124,7 @@ def put_and_collect(key: str, value: str, rank: int, num_processes: int, timeout
 
 def guard_kept(lost: str) -> None:
     """From now on refuse, in words, what would wait for ever for processes of the runtime that are lost."""
-    for name in MEETINGS:
+    for name in _MEETINGS:
         setattr(multihost_utils, name, _refusing(f"jax.experimental.multihost_utils.{name}", lost))
     state = distributed.global_state
     if not isinstance(state.client, ClientWithoutBarriers):
@@ -169,7 +169,7 @@ def drop_backend() -> None:
     # Programs that one process compiled for all stay here for good, and with them their backend and its
     # client, which aborts this process when its service ends, some generations later.
     compiler._compile_and_share_module.modules_cache.clear()  # type: ignore[attr-defined]
-    for name, meeting in MEETINGS.items():
+    for name, meeting in _MEETINGS.items():
         setattr(multihost_utils, name, meeting)
     state = distributed.global_state
     state.client = None

@@ -34,7 +34,7 @@ _MEETINGS_ALONE: dict[str, Callable[..., Any]] = {
     "broadcast_one_to_all": lambda in_tree, *_, **__: in_tree,
     "sync_global_devices": lambda *_, **__: None,
 }
-"""What those of `MEETINGS` do where one process plays all."""
+"""What meetings of all processes are where one process plays all."""
 _call, _run, _fast_path = (
     pjit._pjit_call_impl_python,
     pxla.ExecuteReplicated.__call__,

@@ -10,6 +10,7 @@ Parallel in two ways: the batch over the mesh axis "data" (between slices), and 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -211,9 +212,15 @@ def train_step(state: State, batch: Batch, config: ModelConfig = DEMO) -> tuple[
 
 def make_train_step(mesh: Mesh, config: ModelConfig = DEMO) -> Any:
     """The jitted `train_step(state, batch)` for a mesh; it donates its state argument."""
+    out = (state_shardings(mesh, config), {"loss": NamedSharding(mesh, PartitionSpec())})
+    return jax.jit(_step_of(config), donate_argnums=0, out_shardings=out)
+
+
+@lru_cache
+def _step_of(config: ModelConfig) -> Callable[[State, Batch], tuple[State, dict[str, Any]]]:
+    """The same function in each world: what JAX has traced of it once, it need not trace again."""
 
     def demo_train_step(state: State, batch: Batch) -> tuple[State, dict[str, Any]]:
         return train_step(state, batch, config)
 
-    out = (state_shardings(mesh, config), {"loss": NamedSharding(mesh, PartitionSpec())})
-    return jax.jit(demo_train_step, donate_argnums=0, out_shardings=out)
+    return demo_train_step

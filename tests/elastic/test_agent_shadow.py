@@ -72,4 +72,4 @@ def test_process_that_ends_by_itself_is_told_and_one_that_is_ended_not(
 
 
 def test_worker_that_is_not_there_wants_no_memory() -> None:
-    assert agent_shadow._lack_of_memory(None, 4) == ""
+    assert agent_shadow.lack_of_memory(None, 4) == ""
