@@ -26,7 +26,7 @@ from elastic.agent_persist import Persister
 from elastic.agent_prepare import Preparer
 from elastic.agent_said import Said
 from elastic.agent_shadow import ShadowRunner, lack_of_memory, num_hosts_here
-from elastic.agent_standby import WarmWorker
+from elastic.agent_standby import StandbyProcess, WarmWorker
 from elastic.agent_stream import STALE, CoordinatorStream, StreamLost
 from elastic.agent_tasks import ArenaTasks, Verified
 from elastic.events import (
@@ -65,7 +65,7 @@ from elastic.events import (
     WorkerState,
     WorldSpec,
 )
-from elastic.job import JobSpec, load_job, load_token
+from elastic.job import ROLE_WARM, JobSpec, load_job, load_token
 from elastic.join_events import HostPrepared, PrepareHost
 from elastic.leash import watch_leash
 from elastic.protocol import (
@@ -75,6 +75,8 @@ from elastic.protocol import (
     Hello,
     JobEnded,
     LoopEnded,
+    Rehearse,
+    Rehearsed,
     Replicated,
     Reserve,
     Reserved,
@@ -108,6 +110,8 @@ FAILED_GRACE_S = 1.0
 """How long a worker may go on after the job has failed."""
 LOOK_EVERY_S = 0.1
 """How often the worker's process is looked at; what ends it is told by the kernel at once."""
+REHEARSE_S = 30.0
+"""How long a worker that others do not wait for may rehearse before its turn, from its start."""
 ADOPT_S = 2.0
 """How long a new agent waits for the worker of an earlier one to connect, before it attaches."""
 
@@ -172,6 +176,8 @@ class Agent:
         )
         self._world_size = spec.config.num_slices
         """How many slices the newest world has that this host took part in."""
+        self._rehearse_until_s: float | None = None
+        """Until then the worker that starts may rehearse before its turn."""
         self._shadow = ShadowRunner(spec, member, self._send, self._inbox.put)
         count_stale = partial(self._refused.count, "control", STALE)
         self._stream = CoordinatorStream(spec, token, member, self._inbox.put, count_stale)
@@ -301,6 +307,8 @@ class Agent:
             self._to_worker(Heartbeat(unix_s=time.time()))
             for told in self._refused.take() if self._stream.is_attached else ():
                 self._stream.send(self.generation, told)
+        if self._rehearse_until_s is not None and now_s >= self._rehearse_until_s:
+            self._give_turn()
         if not self._stream.job_ended and (self._stream.is_elsewhere() or self._stream.is_mute()):
             self._attach()  # where packets are lost without a word, the old connection is tried for minutes
         if self._worker is None or self._ending or self._stream.job_ended:
@@ -372,6 +380,7 @@ class Agent:
     def _forget_worker(self) -> None:
         self._worker = None
         self._worker_state = WorkerState.NONE
+        self._rehearse_until_s = None
         self._ending = ""
         self._failure_told = False
         self._stopped_since_s = None
@@ -399,6 +408,9 @@ class Agent:
             self._warm.committed()
         elif isinstance(message, Reserve):
             self._to_worker(self._reserve(message))
+        elif isinstance(message, Rehearsed):
+            self._warm.rehearsed(message)
+            self._give_turn()
         elif isinstance(message, Unwound):
             self._worker_state = WorkerState.READY
             if self._fence_pending and message.generation >= self.generation:
@@ -432,7 +444,7 @@ class Agent:
         if self._persister is not None:
             self._persister.captured(generation, step)
 
-    def _meet(self, connection: FramedSocket, hello: Hello, *, was_warm: bool = False) -> None:
+    def _meet(self, connection: FramedSocket, hello: Hello, *, warm: StandbyProcess | None = None) -> None:
         if self._warm.meet(connection, hello) or self._shadow.meet(connection, hello):
             return
         if self._worker is None or hello.pid != self._worker.pid:
@@ -445,11 +457,24 @@ class Agent:
             self._worker_state = WorkerState.IN_WORLD
             self.generation = max(self.generation, hello.generation)
             self._buddies.captured_before(hello.generation)
-        else:
-            self._worker_state = WorkerState.READY
-            self._to_worker(TakeTurn())  # one that stood by waits for it
-            if self._stream.is_attached:
-                self._send(WorkerReady(member=self._member, pid=hello.pid, was_warm=was_warm))
+        elif self._rehearse_until_s is None:
+            self._is_ready(was_warm=warm is not None)
+        elif not (warm and warm.is_rehearsing):
+            self._to_worker(Rehearse(worlds=self._warm.worlds()))
+
+    def _give_turn(self) -> None:
+        """The worker that starts is not to rehearse any longer."""
+        if self._rehearse_until_s is not None:
+            self._rehearse_until_s = None
+            if self._connection is not None:
+                self._is_ready(was_warm=False)
+
+    def _is_ready(self, *, was_warm: bool) -> None:
+        assert self._worker is not None
+        self._worker_state = WorkerState.READY
+        self._to_worker(TakeTurn())  # one that stood by waits for it
+        if self._stream.is_attached:
+            self._send(WorkerReady(member=self._member, pid=self._worker.pid, was_warm=was_warm))
 
     def _reserve(self, wanted: Reserve) -> Reserved:
         try:
@@ -504,7 +529,7 @@ class Agent:
         if isinstance(command, Fence):
             self._fence(command)
         elif isinstance(command, StartWorker):
-            self._start_worker()
+            self._start_worker(is_awaited=command.is_awaited)
         elif isinstance(command, EndWorker):
             self._end_quietly(command.why)
         elif isinstance(command, Assign):
@@ -546,6 +571,7 @@ class Agent:
         if command.generation < self.generation:
             return
         self.generation = command.generation
+        self._give_turn()
         self._buddies.leave()
         if self._persister is not None:
             self._persister.cancel()
@@ -560,14 +586,19 @@ class Agent:
         elif self._worker is None or self._worker_state is not WorkerState.IN_WORLD:
             self._report_fenced()
 
-    def _start_worker(self) -> None:
+    def _start_worker(self, *, is_awaited: bool) -> None:
         if self._worker is not None:
             self._end_quietly("another takes its place")
         self._said.forget_worker()
         self._lost_cause = ""
         warm = self._warm.take()
+        may_rehearse = not is_awaited and not (warm and warm.has_rehearsed) and bool(self._warm.worlds())
+        self._rehearse_until_s = time.monotonic() + REHEARSE_S if may_rehearse else None
+        role = ROLE_WARM if may_rehearse else ""
         self._worker = (
-            warm.process if warm else WorkerProcess.start(self._spec, self._member, self._inbox.put)
+            warm.process
+            if warm
+            else WorkerProcess.start(self._spec, self._member, self._inbox.put, role=role)
         )
         self._worker_state = WorkerState.STARTING
         self._heard_s = time.monotonic()
@@ -575,7 +606,7 @@ class Agent:
         if warm is not None:
             warm.go_on()
             if warm.connection is not None:
-                self._meet(warm.connection, Hello(pid=warm.process.pid, generation=0), was_warm=True)
+                self._meet(warm.connection, Hello(pid=warm.process.pid, generation=0), warm=warm)
 
     def _worlds_ahead(self) -> tuple[WorldSpec, ...]:
         """What a process that stands by is to play alone."""

@@ -457,8 +457,7 @@ class AgentLink:
 
     def _beat(self) -> None:
         while self._end is None:
-            if self._has_turn:
-                self._tell(Heartbeat(unix_s=time.time()))
+            self._tell(Heartbeat(unix_s=time.time()))
             if (
                 self._has_turn
                 and not self._is_shadow

@@ -41,6 +41,7 @@ class StandbyProcess:
         self.connection: FramedSocket | None = None
         self.is_rehearsing = False
         """Whether it plays worlds alone."""
+        self.has_rehearsed = False
         self._is_paused = False
         self._began_s = time.monotonic()
         self._steps_up = list(STARVED_S)
@@ -161,7 +162,7 @@ class WarmWorker:
         if self._standby is None or not self._standby.meet(connection, hello):
             return False
         self._deaths = 0
-        if self._may_rehearse and (worlds := self._worlds()):
+        if worlds := self.worlds():
             self._standby.rehearse(worlds)
         return True
 
@@ -171,8 +172,17 @@ class WarmWorker:
             return False
         if isinstance(message, Rehearsed):
             self._standby.is_rehearsing = False
-            self._may_rehearse = not message.error  # it would fail the same way again
+            self._standby.has_rehearsed = True
+            self.rehearsed(message)
         return True
+
+    def rehearsed(self, message: Rehearsed) -> None:
+        """Take in how a rehearsal of any process here went: one that failed would fail the same way again."""
+        self._may_rehearse = not message.error
+
+    def worlds(self) -> tuple[WorldSpec, ...]:
+        """What a process of this host is to play alone."""
+        return self._worlds() if self._may_rehearse else ()
 
     def take(self) -> StandbyProcess | None:
         """Hand over the process, at normal priority, ready or not, for the worker's place; None if there is

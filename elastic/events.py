@@ -399,9 +399,13 @@ Event = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartWorker:
-    """Start the host's worker process; an older one is ended first."""
+    """Start the host's worker process; an older one is ended first.
+
+    `is_awaited`: nobody trains until it is there. Where others do, it may rehearse first what it will need.
+    """
 
     member: int
+    is_awaited: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -142,7 +142,7 @@ class Turn:
         self.send(EndWorker(member=index, why=why))
         self.plan_restart(index)
 
-    def start_worker(self, index: int) -> None:
+    def start_worker(self, index: int, *, is_awaited: bool = True) -> None:
         """Start a worker, with a bound for its start."""
         starts = self.state.member(index).starts + 1
         start_by_s = self.now.mono_s + self.state.config.timing.start_s
@@ -150,7 +150,7 @@ class Turn:
         self.update(
             index, worker=WorkerState.STARTING, starts=starts, start_by_s=start_by_s, hint_at_s=hint_at_s
         )
-        self.send(StartWorker(member=index))
+        self.send(StartWorker(member=index, is_awaited=is_awaited))
 
     def start_due(self, *, at_once: bool = False) -> None:
         """Start the workers whose time has come; `at_once` when no steps are made they could wait for."""
@@ -165,7 +165,8 @@ class Turn:
             is_due = self.state.newest_committed >= (member.start_at_step or 0)
             is_kept_away = not self.is_past(member.quarantined_until_s or self.now.mono_s)
             if at_once or (is_due and not is_kept_away):
-                self.start_worker(member.index)
+                is_awaited = at_once or self.state.phase is not Phase.RUNNING
+                self.start_worker(member.index, is_awaited=is_awaited)
                 self.write_worker(member.index, "started", 0)
 
     def _look_at_start(self, member: Member) -> None:

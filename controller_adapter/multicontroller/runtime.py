@@ -46,7 +46,8 @@ class MulticontrollerRuntime:
         """Whether the next world may go on in the runtime of the one that is left."""
         self._gloo: GlooSockets | None = None
         self._solo = contextlib.ExitStack()
-        """Entered while this process plays all of a world."""
+        self._is_solo = False
+        """Whether this process plays all of a world."""
 
     def form(self, world: WorldSpec) -> Sequence[jax.Device]:
         """Connect as this world's rank and make its devices, in rank order; or, where the world goes on in a
@@ -84,6 +85,7 @@ class MulticontrollerRuntime:
         platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
         if platforms != "cpu":
             raise UsageError(f"a process can play all of a world on CPU only, not on {platforms}")
+        self._is_solo = True
         self._solo.enter_context(jax_solo.solo(num_processes, self._num_devices))
         return sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
 
@@ -115,8 +117,11 @@ class MulticontrollerRuntime:
     def _drop(self) -> None:
         self._gloo = None
         self._generation = 0
-        self._solo.close()
-        jax_private.drop_backend()
+        if self._is_solo:
+            self._is_solo = False
+            self._solo.close()  # drops the backend
+        else:
+            jax_private.drop_backend()
 
     def unblock(self) -> None:
         """Shut down the Gloo connections of the current world."""
