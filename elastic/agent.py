@@ -178,6 +178,8 @@ class Agent:
         """How many slices the newest world has that this host took part in."""
         self._rehearse_until_s: float | None = None
         """Until then the worker that starts may rehearse before its turn."""
+        self._was_warm = False
+        """Whether the worker stood by at its session before it was wanted."""
         self._shadow = ShadowRunner(spec, member, self._send, self._inbox.put)
         count_stale = partial(self._refused.count, "control", STALE)
         self._stream = CoordinatorStream(spec, token, member, self._inbox.put, count_stale)
@@ -457,8 +459,10 @@ class Agent:
             self._worker_state = WorkerState.IN_WORLD
             self.generation = max(self.generation, hello.generation)
             self._buddies.captured_before(hello.generation)
-        elif self._rehearse_until_s is None:
-            self._is_ready(was_warm=warm is not None)
+            return
+        self._was_warm = warm is not None
+        if self._rehearse_until_s is None:
+            self._is_ready()
         elif not (warm and warm.is_rehearsing):
             self._to_worker(Rehearse(worlds=self._warm.worlds()))
 
@@ -467,14 +471,14 @@ class Agent:
         if self._rehearse_until_s is not None:
             self._rehearse_until_s = None
             if self._connection is not None:
-                self._is_ready(was_warm=False)
+                self._is_ready()
 
-    def _is_ready(self, *, was_warm: bool) -> None:
+    def _is_ready(self) -> None:
         assert self._worker is not None
         self._worker_state = WorkerState.READY
         self._to_worker(TakeTurn())  # one that stood by waits for it
         if self._stream.is_attached:
-            self._send(WorkerReady(member=self._member, pid=self._worker.pid, was_warm=was_warm))
+            self._send(WorkerReady(member=self._member, pid=self._worker.pid, was_warm=self._was_warm))
 
     def _reserve(self, wanted: Reserve) -> Reserved:
         try:

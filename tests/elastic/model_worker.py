@@ -92,6 +92,8 @@ class Worker:
         self.connected = 0
         """The generation in whose runtime it is connected (0: in none)."""
         self.keeps_runtime = False
+        self.num_solo = 0
+        """Worlds that it has played alone."""
 
     @property
     def index(self) -> int:
@@ -117,6 +119,10 @@ class Worker:
 
     def enter(self, spec: WorldSpec) -> None:
         self.state, self.spec, self.stop_after, self.last_words = WorkerState.IN_WORLD, spec, None, []
+        if spec.solo:
+            self.connected, self.num_solo = 0, self.num_solo + 1
+            self.later(self.job.random.uniform(0.05, 0.5), self._end_solo)
+            return
         world = self.job.worlds.setdefault(spec.generation, World(spec))
         assert world.spec.slices == spec.slices
         assert members_of(spec)[spec.rank] == self.index
@@ -124,6 +130,11 @@ class Worker:
         self.connected = spec.runtime_generation
         self.world = world
         self.later(self.job.jitter_s(), self._form, world)
+
+    def _end_solo(self) -> None:
+        """The rehearsal alone is over, or was broken off."""
+        if self.spec is not None and self.spec.solo:
+            self._unwound()
 
     def _form(self) -> None:
         assert self.world is not None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 from elastic.agent_link import AgentLink
 from elastic.events import AuditAfter, Captured, Fence, LaidOut, LeftWorld, StopAfter, WorldSpec
@@ -22,6 +23,8 @@ from elastic.protocol import (
     Hello,
     JobEnded,
     LoopEnded,
+    Rehearse,
+    Rehearsed,
     Reserve,
     Reserved,
     TakeTurn,
@@ -296,6 +299,69 @@ def test_process_that_stands_by_says_hello_and_goes_on_only_when_it_is_its_turn(
     in_world(link, agent)
     link.left(WORLD.generation)
     assert agent.next() == LeftWorld(member=0, generation=WORLD.generation)
+    agent.say(JobEnded(completed=True))
+
+
+def solo(generation: int, size: int) -> WorldSpec:
+    return replace(WORLD, generation=generation, slices=tuple(range(size)), rehearsal=True, solo=True)
+
+
+def test_process_that_stands_by_plays_worlds_alone_and_tells_when_all_are_over(
+    spec: JobSpec, agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = open_standby(spec, ROLE_WARM, monkeypatch)
+    agent.next()
+    agent.say(Rehearse(worlds=(solo(1, 3), solo(1, 2))))
+    link = opened.get(timeout=BOUND_S)
+    assert [link.wait_world(), link.rehearsed(1, ""), link.wait_world()] == [solo(1, 3), None, solo(1, 2)]
+    assert not link.is_fenced(1)
+    link.rehearsed(1, "")
+    assert agent.next() == Rehearsed()  # no word of having left a world: that is a worker's
+    agent.say(TakeTurn())
+    in_world(link, agent)
+    agent.say(JobEnded(completed=True))
+
+
+def test_turn_breaks_off_what_a_process_plays_alone(
+    spec: JobSpec, agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = open_standby(spec, ROLE_WARM, monkeypatch)
+    agent.next()
+    agent.say(Rehearse(worlds=(solo(1, 3), solo(1, 2))))
+    link = opened.get(timeout=BOUND_S)
+    assert link.wait_world() == solo(1, 3)
+    agent.say(TakeTurn())
+    agent.say(EnterWorld(world=WORLD))
+    wait_until(lambda: link.is_fenced(1))
+    link.rehearsed(1, "")
+    assert link.wait_world() == WORLD
+    assert not link.is_fenced(WORLD.generation)
+    agent.say(JobEnded(completed=True))
+
+
+def test_fence_while_a_worker_plays_alone_is_answered_when_it_is_out(
+    link: AgentLink, agent: FakeAgent
+) -> None:
+    agent.say(EnterWorld(world=solo(2, 2)))
+    assert link.wait_world() == solo(2, 2)
+    agent.say(Fence(member=0, generation=3))
+    wait_until(lambda: link.is_fenced(2))
+    link.rehearsed(2, "")
+    assert agent.next() == Unwound(generation=3)
+
+
+def test_rehearsal_that_was_given_up_is_told_with_its_reason_and_ends_those_after_it(
+    spec: JobSpec, agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = open_standby(spec, ROLE_WARM, monkeypatch)
+    agent.next()
+    agent.say(Rehearse(worlds=(solo(1, 3), solo(1, 2))))
+    link = opened.get(timeout=BOUND_S)
+    assert link.wait_world() == solo(1, 3)
+    link.rehearsed(1, "no such file")
+    assert agent.next() == Rehearsed(error="no such file")
+    agent.say(TakeTurn())
+    in_world(link, agent)
     agent.say(JobEnded(completed=True))
 
 

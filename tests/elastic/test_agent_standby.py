@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -20,8 +21,10 @@ from waiting import is_alive, state_of
 
 from elastic import low_priority
 from elastic.agent_standby import CALM_COMMITS, WARM_FILE, WarmWorker
+from elastic.events import WorldSpec
 from elastic.job import JobSpec, save_job
-from elastic.protocol import Hello, TakeTurn
+from elastic.protocol import Hello, Rehearsed, TakeTurn
+from elastic.solo_worlds import solo_world
 from elastic.state import Config
 from elastic.wire import FramedSocket
 from elastic.worker_process import WorkerExit
@@ -43,6 +46,19 @@ AgentLink(load_job(directory), 0, lambda: None)
 sys.stdin.read()
 import time; time.sleep(60)
 """
+REHEARSES = """
+import os, time
+from pathlib import Path
+from elastic.agent_link import AgentLink
+from elastic.job import load_job
+directory = Path(os.environ["ELASTIC_DIR"])
+link = AgentLink(load_job(directory), 0, lambda: None)
+world = link.wait_world()
+while not (directory / "go").exists():
+    time.sleep(0.01)
+link.rehearsed(world.generation, "one slice")
+link.wait_world()
+"""
 ENDS = "raise SystemExit(3)"
 
 
@@ -55,8 +71,10 @@ class Host:
     inbox: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
     now_s: float = 0.0
 
-    def warm(self) -> WarmWorker:
-        return WarmWorker(self.spec, 0, self.directory, self.inbox.put, clock=lambda: self.now_s)
+    def warm(self, worlds: tuple[WorldSpec, ...] = ()) -> WarmWorker:
+        return WarmWorker(
+            self.spec, 0, self.directory, self.inbox.put, worlds=lambda: worlds, clock=lambda: self.now_s
+        )
 
     def next(self, kind: type[Any]) -> Any:
         deadline_s = time.monotonic() + BOUND_S
@@ -132,6 +150,35 @@ def test_standby_waits_at_its_session_at_low_priority_until_its_turn(make_host: 
     wait_until(lambda: (host.spec.directory / "turn").exists())
     taken.end(wait=True)
     assert not is_alive(pid)
+
+
+def test_standby_plays_worlds_alone_and_is_stopped_meanwhile_by_a_recovery(make_host: Any) -> None:
+    host = make_host(REHEARSES)
+    warm = host.warm(worlds=(solo_world(host.spec.config, 1, 4),))
+    pid = prepare(warm)
+    connection = meet(host, warm)
+    warm.recovering(has_worker=True)
+    wait_until(lambda: state_of(pid) == "T")
+    prepare(warm)  # calm again
+    (host.spec.directory / "go").touch()
+    told = host.next(Rehearsed)
+    assert told == (connection, Rehearsed(error="one slice"))
+    assert warm.hear(*told)
+    warm.recovering(has_worker=True)
+    assert state_of(pid) != "T"  # it only waits
+    assert warm.worlds() == ()  # the next one would fail the same way
+    warm.close()
+
+
+def test_standby_that_dies_in_a_rehearsal_is_followed_by_one_that_has_none(make_host: Any) -> None:
+    host = make_host(REHEARSES)
+    warm = host.warm(worlds=(solo_world(host.spec.config, 1, 4),))
+    pid = prepare(warm)
+    meet(host, warm)
+    assert warm.worlds()
+    os.kill(pid, signal.SIGKILL)
+    assert warm.ended(host.next(WorkerExit))
+    assert warm.worlds() == ()
 
 
 def test_standby_is_not_prepared_before_the_world_is_calm_nor_without_being_wanted(make_host: Any) -> None:

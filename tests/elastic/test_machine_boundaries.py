@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from model_job import TIMING, Job
 
-from elastic.events import Fence, LeftWorld, Phase, StopAfter, StopRequested
+from elastic.events import Assign, Fence, LeftWorld, Phase, StartWorker, StopAfter, StopRequested
 from elastic.records import RestoreChecked, RunEnded, WorkerEvent, WorldFormed
 
 
@@ -181,6 +181,37 @@ def test_word_of_a_finished_loop_survives_its_agent() -> None:
     job.when_step(18, lambda: job.after(0.25, lambda: job.kill_agent(1, back_s=0.5)))
     job.run()
     job.assert_completed()
+
+
+def solo_of(job: Job) -> list[tuple[int, int]]:
+    """Who played a world of how many slices alone."""
+    assigned = [command for command in job.sent if isinstance(command, Assign)]
+    return [(one.member, len(one.world.slices)) for one in assigned if one.world.solo]
+
+
+def test_slice_that_is_left_out_of_a_rehearsal_plays_it_alone() -> None:
+    for seed in range(8):
+        job = Job(3, rehearsals=1, plays_alone=True, delay_s=(0.001, 0.4), seed=seed).run()
+        job.assert_completed()
+        assert solo_of(job) == [(2, 2)]
+        rehearsal, first = job.records(WorldFormed)
+        assert (rehearsal.slices, first.slices) == ((0, 1), (0, 1, 2))
+    assert solo_of(Job(3, rehearsals=1).run()) == []
+
+
+def test_slice_that_dies_while_it_rehearses_alone_is_back_later() -> None:
+    job = Job(3, rehearsals=1, plays_alone=True, rejoin_after_steps=2)
+    job.when(lambda job: bool(solo_of(job)), lambda: job.kill_worker(2))
+    job.run()
+    job.assert_completed()
+    assert job.records(WorldFormed)[-1].slices == (0, 1, 2)
+
+
+def test_worker_is_awaited_unless_others_train() -> None:
+    job = Job(3, rejoin_after_steps=2)
+    job.when_step(7, lambda: job.kill_worker(1))
+    job.run()
+    assert [c.is_awaited for c in job.sent if isinstance(c, StartWorker)] == [True, True, True, False]
 
 
 def test_rehearsal_does_not_count_as_training() -> None:

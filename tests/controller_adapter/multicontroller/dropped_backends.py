@@ -39,6 +39,7 @@ def train(world: int) -> None:
     whole = jax.make_array_from_callback((8,), everywhere, lambda index: np.ones(8)[index])
     jax.jit(lambda x: x * (world + 2), out_shardings=everywhere)(whole).block_until_ready()
     double(whole).block_until_ready()
+    jax.jit(treble, out_shardings=everywhere)(whole).block_until_ready()
 
 
 num_traces = 0
@@ -50,6 +51,13 @@ def double(x: jax.Array) -> jax.Array:
     global num_traces
     num_traces += 1
     return x.sum() * 2
+
+
+def treble(x: jax.Array) -> jax.Array:
+    """Another one, jitted in each world with shardings that name its devices."""
+    global num_traces
+    num_traces += 1
+    return x.sum() * 3
 
 
 kept: list[object] = []

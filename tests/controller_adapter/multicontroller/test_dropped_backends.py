@@ -37,5 +37,5 @@ def test_dropped_backends_are_gone_though_a_program_was_compiled_for_all():
             process.kill()
             process.wait()
     assert [[line for line in lines if line.startswith("alive")] for lines in told] == [["alive 0"] * 3] * 2
-    # A program is traced in the first world only.
-    assert [[line for line in lines if line.startswith("traced")] for lines in told] == [["traced 1"] * 3] * 2
+    # Both programs are traced in the first world only.
+    assert [[line for line in lines if line.startswith("traced")] for lines in told] == [["traced 2"] * 3] * 2
