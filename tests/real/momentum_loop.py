@@ -12,6 +12,8 @@ from pathlib import Path
 
 STEPS_AFTER_HOLD = 40
 """At a slow pace until the slice has joined, which takes its host's room and a boundary two steps on."""
+TRACES = "traces.txt"
+"""In the run's directory: a line each time the step is traced, with the process, the slices and the time."""
 HOLD_OPTIONS = ("--hang-after-s", "240")
 """What a job needs that may be held: for the step watchdog a held step hangs."""
 
@@ -23,6 +25,8 @@ _SCRIPT = """
     from elastic.records import CoordinatorStarted, WorkerEvent, of_kind, read_history
 
     HISTORY = pathlib.Path(os.environ["ELASTIC_DIR"]) / "events.jsonl"
+    TRACES = HISTORY.with_name("{traces}")
+    num_slices = 0
 
     class Points:
         def __len__(self):
@@ -36,6 +40,8 @@ _SCRIPT = """
         return {{"w": w, "m": jnp.zeros_like(w), "n": jnp.zeros((), jnp.int32)}}
 
     def step_fn(state, batch):
+        with TRACES.open("a") as told:
+            print(os.getpid(), num_slices, time.time(), file=told)
         def loss_of(w):
             return jnp.mean((batch["x"] @ w - batch["y"]) ** 2)
         loss, gradient = jax.value_and_grad(loss_of)(state["w"])
@@ -51,6 +57,7 @@ _SCRIPT = """
     with elastic.session() as session:
         for world in session.worlds():
             with world:
+                num_slices = len(world.slices)
                 world.mesh({axes})
                 placed = world.shardings({specs}, jax.eval_shape(init))
                 state = world.restore(init, placed)
@@ -95,6 +102,7 @@ def write_script(
             specs=specs,
             steps=steps,
             after_hold=STEPS_AFTER_HOLD,
+            traces=TRACES,
             held_until_ready=held_until_ready,
             num_slices_at_end=num_slices_at_end,
             takeover_before=takeover_before,
