@@ -175,8 +175,9 @@ def _worker_lost(turn: Turn, event: WorkerLost) -> None:
     if event.pid and (earlier or event.pid == member.ended_pid):
         return  # it counts as gone already
     _note_death(turn, event)
-    if event.aborted and turn.state.phase is Phase.FENCING and member.worker is WorkerState.IN_WORLD:
-        # The runtime could not take the loss of a peer and ended the process: the host itself is well.
+    if event.aborted and turn.state.phase is Phase.FENCING and _was_inside(turn, member):
+        # The runtime could not take the loss of a peer and ended the process, in its world or just after it
+        # had left: the host itself is well.
         turn.plan_restart(event.member)
         turn.start_worker(event.member)
         turn.update(event.member, respawning=True)
@@ -185,6 +186,11 @@ def _worker_lost(turn: Turn, event: WorkerLost) -> None:
     if not event.aborted:  # else a peer's loss may have ended it
         quarantine.lost(turn, event.member, event.cause)
     _lose_worker(turn, event.member, event.cause, event.detector, event.last_life_unix_s)
+
+
+def _was_inside(turn: Turn, member: Member) -> bool:
+    is_here = member.worker in (WorkerState.IN_WORLD, WorkerState.READY)
+    return is_here and member.index in turn.state.world
 
 
 def _note_death(turn: Turn, event: WorkerLost) -> None:
