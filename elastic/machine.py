@@ -3,7 +3,7 @@
 Each event first becomes a fact about a member (`elastic.facts`), in whatever phase; then the table says what
 the phase does about it. A loss in any phase starts the next generation from what survives. The
 `elastic.moves_*` modules hold what the machine does; they import each other one way: `service` → `restore` →
-`run` → `hang`, `suspect`, `corrupt` → `fence` → `decide` → `end` → `audit`.
+`run` → `hang`, `suspect`, `corrupt` → `fence` → `digest` → `decide` → `end` → `audit`.
 """
 
 from __future__ import annotations
