@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from elastic import moves_hang, moves_persist, moves_prepare, moves_shadow, quarantine
+from elastic import moves_digest, moves_hang, moves_persist, moves_prepare, moves_shadow, quarantine
 from elastic.events import (
     AgentAttached,
     AgentLost,
@@ -38,7 +38,6 @@ from elastic.join_events import HostPrepared
 from elastic.moves_audit import note_checksums, note_layout
 from elastic.records import (
     MessageRefused,
-    RestoreChecked,
     SnapshotRejected,
     SnapshotsVerified,
     StateRestored,
@@ -71,8 +70,9 @@ def is_stale(turn: Turn, event: Event) -> bool:
         return event.generation != turn.state.runtime_generation
     if not isinstance(event, _OF_THIS_GENERATION) or event.generation == turn.state.generation:
         return False
-    if isinstance(event, Committed) and event.generation == turn.state.world_generation:
-        return False  # what the world that is being left did commit still counts
+    is_restore = isinstance(event, DigestDone) and event.purpose != "final"
+    if (isinstance(event, Committed) or is_restore) and event.generation == turn.state.world_generation:
+        return False  # of the world that is being left: what it did commit, and how it was restored
     if isinstance(event, Committed | Finished):
         turn.write(
             MessageRefused(
@@ -110,6 +110,7 @@ def _agent_attached(turn: Turn, event: AgentAttached) -> None:
         if is_new_agent:
             turn.write_worker(index, "adopted", event.worker_pid)
             moves_persist.lose_shares(turn, index)
+            moves_digest.ask_again(turn, index)
         moves_persist.repeat_settled(turn, index)
     elif _got_ready(member, event):
         _worker_ready(turn, WorkerReady(member=index, pid=event.worker_pid))
@@ -175,8 +176,9 @@ def _worker_lost(turn: Turn, event: WorkerLost) -> None:
     if event.pid and (earlier or event.pid == member.ended_pid):
         return  # it counts as gone already
     _note_death(turn, event)
-    if event.aborted and turn.state.phase is Phase.FENCING and member.worker is WorkerState.IN_WORLD:
-        # The runtime could not take the loss of a peer and ended the process: the host itself is well.
+    if event.aborted and turn.state.phase is Phase.FENCING and _was_inside(turn, member):
+        # The runtime could not take the loss of a peer and ended the process, in its world or just after it
+        # had left: the host itself is well.
         turn.plan_restart(event.member)
         turn.start_worker(event.member)
         turn.update(event.member, respawning=True)
@@ -185,6 +187,11 @@ def _worker_lost(turn: Turn, event: WorkerLost) -> None:
     if not event.aborted:  # else a peer's loss may have ended it
         quarantine.lost(turn, event.member, event.cause)
     _lose_worker(turn, event.member, event.cause, event.detector, event.last_life_unix_s)
+
+
+def _was_inside(turn: Turn, member: Member) -> bool:
+    is_here = member.worker in (WorkerState.IN_WORLD, WorkerState.READY)
+    return is_here and member.index in turn.state.world
 
 
 def _note_death(turn: Turn, event: WorkerLost) -> None:
@@ -308,28 +315,6 @@ def _finished(turn: Turn, event: Finished) -> None:
     turn.change(finished_step=event.step, newest_committed=max(turn.state.newest_committed, event.step))
 
 
-def _digest(turn: Turn, event: DigestDone) -> None:
-    if event.purpose == "final":
-        turn.change(final_digest=event.digest)
-        return
-    found = (event.generation, event.step, event.digest)
-    if event.purpose == "captured":
-        turn.change(captured_digest=found)
-    else:
-        turn.change(restored_digest=found)
-    captured, restored = turn.state.captured_digest, turn.state.restored_digest
-    if captured and restored and captured[:2] == restored[:2] and captured[2] and restored[2]:
-        turn.write(
-            RestoreChecked(
-                unix_s=turn.now.unix_s,
-                generation=event.generation,
-                step=event.step,
-                captured_digest=captured[2],
-                restored_digest=restored[2],
-            )
-        )
-
-
 def _service_ready(turn: Turn, event: ServiceReady) -> None:
     turn.change(service_generation=event.generation, service_address=event.address)
 
@@ -349,7 +334,7 @@ _OBSERVERS: dict[type[Any], Callable[[Turn, Any], None]] = {
     Captured: note_checksums,
     LeftWorld: _left,
     Finished: _finished,
-    DigestDone: _digest,
+    DigestDone: moves_digest.note,
     ServiceReady: _service_ready,
     SharePersisted: moves_persist.observe_share,
     Persisted: moves_persist.observe_persisted,

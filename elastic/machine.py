@@ -2,8 +2,8 @@
 
 Each event first becomes a fact about a member (`elastic.facts`), in whatever phase; then the table says what
 the phase does about it. A loss in any phase starts the next generation from what survives. The
-`elastic.moves_*` modules hold what the machine does; they import each other one way: `restore` → `run` →
-`hang`, `suspect`, `corrupt` → `fence` → `decide` → `end` → `audit`.
+`elastic.moves_*` modules hold what the machine does; they import each other one way: `service` → `restore` →
+`run` → `hang`, `suspect`, `corrupt` → `fence` → `digest` → `decide` → `end` → `audit`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from elastic import (
     moves_fence,
     moves_restore,
     moves_run,
+    moves_service,
     moves_suspect,
 )
 from elastic.events import (
@@ -100,16 +101,6 @@ def order_audit(turn: Turn, event: Event) -> None:
         moves_audit.order_audit(turn)
 
 
-def leave_service(turn: Turn, event: Event) -> None:
-    """The world has no runtime service any more: a new generation, of the same slices."""
-    assert isinstance(event, ServiceLost)
-    why = f"the runtime service of generation {event.generation} {event.cause}"
-    if turn.state.phase in (Phase.RUNNING, Phase.SUSPECT):
-        moves_fence.fence(turn, why)
-    else:
-        moves_restore.try_again(turn, why)
-
-
 def fail(turn: Turn, event: Event) -> None:
     """The job cannot go on: stop everything with the reason."""
     if isinstance(event, WorkerFailed):
@@ -187,7 +178,7 @@ _ALWAYS: dict[type[Event], Reaction] = {
     StopRequested: fail,
     Tick: advance,
 }
-_WITH_SERVICE: dict[type[Event], Reaction] = {ServiceReady: advance, ServiceLost: leave_service}
+_WITH_SERVICE: dict[type[Event], Reaction] = {ServiceReady: advance, ServiceLost: moves_service.leave_service}
 _NOTHING: dict[type[Event], Reaction] = dict.fromkeys(EVENTS, ignore)
 _ENDED = _NOTHING | {AgentAttached: release}
 
@@ -196,7 +187,7 @@ TABLE: dict[Phase, dict[type[Event], Reaction]] = {
     Phase.RUNNING: _ALWAYS
     | {
         StepFailed: suspect,
-        ServiceLost: leave_service,
+        ServiceLost: moves_service.leave_service,
         StacksTaken: advance,
         PreemptionNotice: advance,
         Committed: count_commit,
@@ -208,7 +199,7 @@ TABLE: dict[Phase, dict[type[Event], Reaction]] = {
         Persisted: advance,
         HostPrepared: advance,
     },
-    Phase.SUSPECT: _ALWAYS | {StepFailed: hear_probe, ServiceLost: leave_service},
+    Phase.SUSPECT: _ALWAYS | {StepFailed: hear_probe, ServiceLost: moves_service.leave_service},
     Phase.FENCING: _ALWAYS | {Fenced: advance},
     Phase.PLANNING: _ALWAYS | _WITH_SERVICE,
     Phase.RESTORING: _ALWAYS | _WITH_SERVICE | {Staged: advance},
@@ -222,7 +213,7 @@ TABLE: dict[Phase, dict[type[Event], Reaction]] = {
     Phase.REPLAYING: _ALWAYS
     | {
         StepFailed: suspect,
-        ServiceLost: leave_service,
+        ServiceLost: moves_service.leave_service,
         StacksTaken: advance,
         Committed: count_commit,
         Captured: order_audit,

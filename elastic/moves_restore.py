@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from elastic.choose import choose_restore
 from elastic.events import Assign, Event, LaidOut, Phase, WorkerState, WorldSpec
 from elastic.kept_runtime import note_up
-from elastic.moves_decide import digest
+from elastic.moves_digest import check_restored
 from elastic.moves_end import fail
 from elastic.moves_fence import fence, shrink
 from elastic.moves_hang import look_for_hang
@@ -136,7 +135,7 @@ def advance_rebuilding(turn: Turn) -> None:
     if not late:
         note_up(turn)
         turn.enter(Phase.REPLAYING)
-        _check_restored(turn)
+        check_restored(turn)
         advance_replaying(turn)
     elif turn.is_late():
         for index in late:
@@ -144,16 +143,6 @@ def advance_rebuilding(turn: Turn) -> None:
             turn.write_loss(index, cause, "rebuild-bound", turn.state.member(index).last_life_unix_s)
             turn.end_worker(index, cause)
         shrink(turn, late)
-
-
-def _check_restored(turn: Turn) -> None:
-    """Have the digest of what the devices hold compared with that of the snapshot."""
-    state = turn.state
-    if state.choice is None:
-        return
-    restored, _ = choose_restore(state.held_by_world(), {})
-    if restored is not None and restored.step == state.choice.step:
-        digest(turn, restored, "restored")
 
 
 def advance_replaying(turn: Turn) -> None:

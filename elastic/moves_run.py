@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from elastic.choose import choose_persisted, choose_restore
+from elastic.choose import choose_persisted
 from elastic.events import StopAfter, WorkerState
 from elastic.moves_decide import digest
+from elastic.moves_digest import final_choice
 from elastic.moves_end import complete, describe_state_left, fail
 from elastic.moves_fence import fence, name_members, name_slices, shrink
 from elastic.moves_hang import look_for_hang
@@ -148,8 +149,8 @@ def finish(turn: Turn) -> None:
         if is_done or turn.is_late():
             complete(turn)
         return
-    choice, _ = choose_restore(state.held_by_world(), dict(state.restored_steps), state.copies.named)
-    if choice is None or choice.step != state.finished_step:
+    choice = final_choice(turn)
+    if choice is None:
         complete(turn)
         return
     timing = state.config.timing

@@ -161,7 +161,7 @@ class Agent:
             if worker is not None and worker.state is WorkerState.READY:
                 worker.enter(command.world)
         elif isinstance(command, ComputeDigest):
-            self.job.after(self.job.random.uniform(0.005, 0.05), lambda: self._digest(command))
+            self.job.after(self.job.random.uniform(*self.job.digest_s), lambda: self._digest(command))
         elif isinstance(command, ResetHost):
             self._end_quietly()
             self.attach()

@@ -109,6 +109,7 @@ class Job:
         """The persistent tier: by step, who captured it (generation) and what it is made of."""
         self.shares: dict[tuple[int, int], dict[int, Content]] = {}
         self.disk_works = True
+        self.digest_s = (0.005, 0.05)
         self.share_s = (0.01, 0.08)
         self.finish_s = 0.02
         self.stuck_hosts: set[int] = set()

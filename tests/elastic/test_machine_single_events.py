@@ -57,6 +57,24 @@ def test_survivor_that_aborts_while_leaving_is_started_again_and_not_counted_as_
     assert bool(losses) != aborted
 
 
+@pytest.mark.parametrize("aborted", [True, False])
+def test_survivor_that_aborts_just_after_it_has_left_is_started_again_and_not_lost(aborted: bool) -> None:
+    state = state_when(Phase.FENCING)
+    report = Fenced(
+        member=2, generation=state.generation, worker=WorkerState.READY, snapshots=(), rejected=()
+    )
+    state, _ = after(state, report, at_s=0.0)
+    assert (state.phase, state.member(2).worker) == (Phase.FENCING, WorkerState.READY)
+    pid = state.member(2).worker_pid
+    event = WorkerLost(
+        member=2, pid=pid, cause="SIGABRT", detector="process-exit", last_life_unix_s=0.0, aborted=aborted
+    )
+    state, commands = after(state, event, at_s=0.0)
+    losses = [c for c in commands if isinstance(c, Write) and isinstance(c.record, LossDetected)]
+    assert state.member(2).respawning == aborted
+    assert bool(losses) != aborted
+
+
 def test_report_of_an_earlier_fencing_told_again_takes_nobody_out_of_a_running_world() -> None:
     state = state_when(Phase.RUNNING)
     again = Fenced(member=1, generation=state.generation, worker=WorkerState.READY, snapshots=())

@@ -12,8 +12,8 @@ import faults
 from chaos.faults import parse_fault
 
 
-def cases(num, seed=3):
-    return faults.random_cases(num, seed=seed, per_run=12, slices=3, kinds=faults.PRIMARY)
+def cases(num, seed=3, coordinator=False):
+    return faults.Draw(seed=seed, coordinator=coordinator).cases(num)
 
 
 def test_random_faults_are_those_of_the_seed_and_as_many_as_asked_for():
@@ -23,7 +23,7 @@ def test_random_faults_are_those_of_the_seed_and_as_many_as_asked_for():
 
 
 def test_random_faults_are_faults_the_command_line_takes():
-    for case in cases(300):
+    for case in (*cases(300), *cases(300, coordinator=True)):
         for fault in case.faults:
             assert str(parse_fault(fault, case.slices)) == fault
 
@@ -33,6 +33,21 @@ def test_random_faults_have_every_kind_and_phase():
     assert all(
         what in written for what in (*faults.PRIMARY, *faults.COMPANION, *faults.SECOND, *faults.PHASES)
     )
+
+
+def test_every_round_of_random_faults_has_one_that_brings_on_the_next():
+    for case in cases(300, coordinator=True):
+        by_round = {}
+        for fault in (parse_fault(text, case.slices) for text in case.faults):
+            by_round.setdefault(fault.at.round, []).append(str(fault).partition("=")[0].partition("@")[0])
+        assert all(set(whats) & set(faults.PRIMARY) for whats in by_round.values()), case
+
+
+def test_random_faults_strike_the_coordinator_if_asked_to():
+    written = [fault for case in cases(300, coordinator=True) for fault in case.faults]
+    assert any(fault.startswith("kill:coordinator@step") for fault in written)
+    assert any(fault.startswith("kill:coordinator@phase") for fault in written)
+    assert not any("coordinator" in fault for case in cases(300) for fault in case.faults)
 
 
 def test_random_faults_never_take_the_memory_of_all_hosts_in_a_round():
@@ -48,8 +63,7 @@ def test_random_faults_never_take_the_memory_of_all_hosts_in_a_round():
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_random_faults_are_all_recovered_and_leave_nothing(tmp_path, capfd):
-    tally = faults.soak(
-        faults.random_cases(4, seed=1, per_run=4, slices=3, kinds=faults.PRIMARY), tmp_path, timeout_s=600
-    )
+    draw = faults.Draw(seed=1, per_run=4)
+    tally = faults.soak(enumerate(draw.cases(4)), tmp_path, timeout_s=600)
     assert not tally.failed, capfd.readouterr().out
     assert tally.injected > 0
