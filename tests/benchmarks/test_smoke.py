@@ -22,6 +22,11 @@ from steady_overhead_loop import num_commits, schedule
 from elastic.records import FaultInjected, StepCommitted, WorldFormed
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+RUN_A_JOB = ("bench_recovery", "bench_demo_recovery", "bench_steady_overhead")
+BENCHES = [
+    pytest.param(name, marks=pytest.mark.family("benchmarks of jobs")) if name in RUN_A_JOB else name
+    for name in sorted(path.stem for path in BENCHMARKS.glob("bench_*.py"))
+]
 times = st.lists(st.floats(min_value=1e-3, max_value=1e3), min_size=1, max_size=40)
 
 
@@ -266,10 +271,9 @@ def test_marked_processes_are_found_by_their_mark_alone():
 @pytest.mark.real
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", sorted(path.stem for path in BENCHMARKS.glob("bench_*.py")))
+@pytest.mark.parametrize("name", BENCHES)
 def test_smoke_prints_one_json_line_and_writes_it(name, tmp_path):
-    runs_a_job = name in ("bench_recovery", "bench_demo_recovery", "bench_steady_overhead")
-    out = ["--out", str(tmp_path / "job")] if runs_a_job else []
+    out = ["--out", str(tmp_path / "job")] if name in RUN_A_JOB else []
     done = subprocess.run(
         [
             sys.executable,

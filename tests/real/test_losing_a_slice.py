@@ -90,6 +90,7 @@ def test_other_ways_to_lose_a_slice(tmp_path: Path, baseline: Run, kind: str) ->
 
 
 @pytest.mark.slow
+@pytest.mark.family("agents")
 def test_killed_agent_is_replaced_and_its_worker_adopted(tmp_path: Path, baseline: Run) -> None:
     run = demo(tmp_path, *REJOIN, faults=["agent:slice=1@step=15"])
     assert_nothing_lost(run)

@@ -54,6 +54,7 @@ def pids(run: Run, slice_index: int, host_index: int) -> set[int]:
     }
 
 
+@pytest.mark.family("several hosts")
 def test_losing_one_host_loses_its_slice_and_the_other_host_waits_as_a_spare(tmp_path: Path) -> None:
     run = train(tmp_path, "--fault", "host:slice=1,host=1@step=15", held_until_ready=5)
     assert_nothing_lost(run, STEPS)
@@ -76,6 +77,7 @@ def test_losing_one_host_loses_its_slice_and_the_other_host_waits_as_a_spare(tmp
     assert len({commit.sample_ids for commit in last}) == 1
 
 
+@pytest.mark.family("several hosts")
 def test_two_slices_that_lose_a_host_each_wait_for_them_and_go_on_from_memory(tmp_path: Path) -> None:
     faults = ("--fault", "kill:slice=0,host=0@step=15", "--fault", "host:slice=1,host=1@step=15")
     run = train(tmp_path, *faults, "--rehearsals", "0", steps=FEW_STEPS)
@@ -89,6 +91,7 @@ def test_two_slices_that_lose_a_host_each_wait_for_them_and_go_on_from_memory(tm
     assert run.report.recoveries[-1].slices_after in ((0,), (0, 1))
 
 
+@pytest.mark.family("several hosts")
 def test_spare_slice_takes_the_place_of_one_that_lost_a_host_under_another_coordinator(
     tmp_path: Path,
 ) -> None:

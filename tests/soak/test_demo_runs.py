@@ -43,6 +43,7 @@ def test_what_is_wrong_names_a_run_without_end_and_report(tmp_path):
 @pytest.mark.real
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.family("one slice lost")
 def test_two_random_demo_runs_complete_and_leave_nothing(tmp_path, capfd):
     cases = demo_runs.random_cases(2, seed=1, kinds=demo_runs.KINDS, slices=3, steps=30)
     failed = demo_runs.soak(cases, tmp_path, timeout_s=240)
