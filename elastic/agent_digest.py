@@ -8,8 +8,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from elastic.agent_fetch import PieceFetcher, wanted_pieces
+from elastic.agent_fetch import PieceFetcher, Want, wanted_pieces
 from elastic.events import ComputeDigest
+from reshard.boxes import full_box
 from reshard.execute import Buffer, execute_transfers
 from reshard.holdings import Shard
 from reshard.ids import HostId
@@ -17,9 +18,9 @@ from reshard.layout import ArrayLayout
 from reshard.transfer import Transfer
 from snapshot.digest import state_digest
 
-ROUND_BYTES = 1 << 30
+ROUND_BYTES = 32 << 20
 """Arrays that are put together at a time: what a digest takes of a host's memory, twice that where they were
-cut."""
+cut. So little that the same memory serves for each round: in a recovery others wait for the processors."""
 
 FlatArray = tuple[str, str, tuple[int, ...], Any]
 
@@ -38,7 +39,14 @@ def digest_from_memory(
         by_path[transfer.path].append(transfer)
 
     def arrays() -> Iterator[FlatArray]:
-        for round_ in rounds(command.layout.arrays, round_bytes):
+        apart: list[ArrayLayout] = []
+        for array in command.layout.arrays:
+            want = None if count_writes else _whole_here(array, by_path[array.path], host)
+            if want is None:
+                apart.append(array)
+            else:
+                yield array.path, array.dtype, array.shape, fetcher.read_local(command, want)
+        for round_ in rounds(apart, round_bytes):
             described = {array.path: array for array in round_}
             transfers = [transfer for path in described for transfer in by_path[path]]
             buffers = _gather(command, transfers, set(described), host, fetcher, count_writes=count_writes)
@@ -47,6 +55,13 @@ def digest_from_memory(
                 yield path, array.dtype, array.shape, buffer.reshape(-1).view(np.uint8)
 
     return state_digest(arrays())
+
+
+def _whole_here(array: ArrayLayout, transfers: Sequence[Transfer], host: HostId) -> Want | None:
+    """The piece that is all of the array, where this host has that."""
+    if len(transfers) != 1 or transfers[0].source != host or transfers[0].piece != full_box(array.shape):
+        return None
+    return array.path, transfers[0].piece
 
 
 def rounds(arrays: Iterable[ArrayLayout], max_bytes: int) -> Iterator[list[ArrayLayout]]:

@@ -62,6 +62,11 @@ class PieceFetcher:
         self._tls = tls
         self._hosts_per_slice = hosts_per_slice
 
+    def read_local(self, command: Stage | ComputeDigest, want: Want) -> Bytes:
+        """A piece out of this host's own memory, verified. Raises MissingShardError."""
+        [data] = read_pieces(self._arena, command.step, command.of_generation, [want])
+        return data
+
     def fill(self, command: Stage | ComputeDigest, pieces: Pieces, views: Sequence[memoryview]) -> Filled:
         """Fill `views`, one for each piece and of its bytes, verified. Raises ElasticError or OSError."""
         into = dict(zip(pieces, views, strict=True))

@@ -55,6 +55,28 @@ def test_digest_is_that_of_the_state_in_however_many_rounds(round_bytes: int, nu
     assert len(fetched) == num_rounds
 
 
+def test_digest_of_what_is_whole_here_is_read_without_putting_anything_together() -> None:
+    layout = layout_of_hosts(1)
+    with made_arenas(layout, 1, STEP) as arenas:
+        held = [h for arena in arenas.values() for m in arena.manifests().complete for h in m.holdings()]
+        whole, plan = plan_whole(layout, held, STEP, HostId(0))
+
+        class Fetcher(PieceFetcher):
+            def fill(self, *args):
+                raise AssertionError(args)
+
+        command = ComputeDigest(
+            member=0, generation=GENERATION, step=STEP, of_generation=GENERATION, purpose="final",
+            layout=whole, transfers=plan.transfers,
+        )  # fmt: skip
+        fetcher = Fetcher(arenas[HostId(0)], HostId(0), "", fetch=None, tls=None)
+        digest = digest_from_memory(command, HostId(0), fetcher)
+    assert digest == state_digest(
+        (array.path, array.dtype, array.shape, elements(array.path, STEP).tobytes())
+        for array in layout.arrays
+    )
+
+
 @given(st.lists(st.integers(0, 9), max_size=12), st.integers(1, 20))
 def test_rounds_keep_to_their_bound_and_have_each_array_once(sizes: list[int], max_bytes: int) -> None:
     one = ArrayLayout(path="", shape=(1,), dtype="uint8", itemsize=1)
