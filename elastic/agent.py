@@ -22,6 +22,7 @@ import msgspec
 
 from elastic.agent_beat import Beat
 from elastic.agent_buddies import AgentPull, BuddyKeeper
+from elastic.agent_own_digest import OwnDigest
 from elastic.agent_persist import Persister
 from elastic.agent_prepare import Preparer
 from elastic.agent_said import Said
@@ -154,6 +155,7 @@ class Agent:
             count_writes=spec.config.count_writes,
             hosts_per_slice=spec.config.hosts_per_slice,
         )
+        self._own_digest = OwnDigest(member, spec.config.host(member))
         self._persister: Persister | None = None
         if spec.persist is not None:
             replicas = spec.config.replicas
@@ -474,6 +476,8 @@ class Agent:
                 bytes_from=self._tasks.bytes_from(message.bytes_from),
             )
         )
+        if snapshot is not None and (wanted := self._own_digest.restored(snapshot)) is not None:
+            self._tasks.compute_digest(wanted, self._inbox.put)
 
     def _report_fenced(self) -> None:
         """Verify what this host holds and report; large states take a while, and life goes on meanwhile."""
@@ -506,6 +510,7 @@ class Agent:
         elif isinstance(command, Assign):
             self._worker_state = WorkerState.IN_WORLD
             self._said.forget()  # the fencing and the fetching before this world are over
+            self._own_digest.entered(command.world)
             self._to_worker(EnterWorld(world=command.world))
         elif isinstance(command, Peers):
             self._pull.addresses = command.addresses
@@ -526,7 +531,7 @@ class Agent:
         elif isinstance(command, FinishPersist):
             if self._persister is not None:
                 self._persister.finish(command)
-        elif isinstance(command, ComputeDigest):
+        elif isinstance(command, ComputeDigest) and not self._own_digest.is_begun(command):
             self._tasks.compute_digest(command, self._inbox.put)
         elif isinstance(command, ResetHost):
             self._end_quietly("its slice had been given up")
