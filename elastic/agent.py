@@ -22,6 +22,7 @@ import msgspec
 
 from elastic.agent_beat import Beat
 from elastic.agent_buddies import AgentPull, BuddyKeeper
+from elastic.agent_own_digest import OwnDigest
 from elastic.agent_persist import Persister
 from elastic.agent_prepare import Preparer
 from elastic.agent_said import Said
@@ -29,6 +30,7 @@ from elastic.agent_shadow import ShadowRunner, lack_of_memory, num_hosts_here
 from elastic.agent_standby import StandbyProcess, WarmWorker
 from elastic.agent_stream import STALE, CoordinatorStream, StreamLost
 from elastic.agent_tasks import ArenaTasks, Verified
+from elastic.agent_untold import untold_commits
 from elastic.events import (
     AgentAttached,
     Assign,
@@ -159,6 +161,7 @@ class Agent:
             count_writes=spec.config.count_writes,
             hosts_per_slice=spec.config.hosts_per_slice,
         )
+        self._own_digest = OwnDigest(member, spec.config.host(member))
         self._persister: Persister | None = None
         if spec.persist is not None:
             replicas = spec.config.replicas
@@ -509,6 +512,8 @@ class Agent:
                 bytes_from=self._tasks.bytes_from(message.bytes_from),
             )
         )
+        if snapshot is not None and (wanted := self._own_digest.restored(snapshot)) is not None:
+            self._tasks.compute_digest(wanted, self._inbox.put)
 
     def _report_fenced(self) -> None:
         """Verify what this host holds and report; large states take a while, and life goes on meanwhile."""
@@ -517,6 +522,8 @@ class Agent:
 
     def _verified(self, verified: Verified) -> None:
         if verified.generation == self.generation and not self._fence_pending:
+            for commit in untold_commits(self._arena, self._said.newest_commit):
+                self._send(StepTold(record=self._tasks.committed_record(commit), is_found=True))
             self._send(
                 Fenced(
                     member=self._member,
@@ -541,6 +548,7 @@ class Agent:
             self._said.forget()  # the fencing and the fetching before this world are over
             if not command.world.rehearsal:
                 self._world_size = len(command.world.slices)
+            self._own_digest.entered(command.world)
             self._to_worker(EnterWorld(world=command.world))
         elif isinstance(command, Peers):
             self._pull.addresses = command.addresses
@@ -561,7 +569,7 @@ class Agent:
         elif isinstance(command, FinishPersist):
             if self._persister is not None:
                 self._persister.finish(command)
-        elif isinstance(command, ComputeDigest):
+        elif isinstance(command, ComputeDigest) and not self._own_digest.is_begun(command):
             self._tasks.compute_digest(command, self._inbox.put)
         elif isinstance(command, ResetHost):
             self._end_quietly("its slice had been given up")

@@ -37,11 +37,14 @@ class Said:
     def __init__(self) -> None:
         self._words: dict[object, Any] = {}
         self._commits: deque[StepTold] = deque(maxlen=MAX_COMMITS)
+        self.newest_commit = (-1, -1)
+        """Generation and step of the newest commit that was told."""
 
     def note(self, event: Any) -> None:
         """An event is being told."""
         if isinstance(event, StepTold):
             self._commits.append(event)
+            self.newest_commit = max(self.newest_commit, _place(event))
         elif isinstance(event, DigestDone):
             self._words[DigestDone, event.purpose] = event
         elif isinstance(event, (*_OF_A_WORLD, *_OF_THE_WORKER, Persisted)):

@@ -175,7 +175,10 @@ class Coordinator(FrontDesk):
         record = told.record
         if self._log.note_commit(record, self._state.world_generation):
             self._tracer.hear(record)
-            self._look_for_stragglers(record)
+            if not told.is_found:  # how long it took is not known
+                self._look_for_stragglers(record)
+        elif told.is_found:
+            return
         self._step(
             Committed(
                 member=sender,

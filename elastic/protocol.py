@@ -126,6 +126,8 @@ class StepTold:
 
     record: StepCommitted
     checksums: bytes = b""
+    is_found: bool = False
+    """Whether the agent found it in its host's memory: then it may well have been told before."""
 
 
 # ---- coordinator → agent, beside commands -----------------------------------------------------------------
