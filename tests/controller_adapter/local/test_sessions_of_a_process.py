@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from local_jobs import make_spec, open_session, outcome, run
+from waiting import wait_until
 
 from chaos.faults import parse_fault
 from controller_adapter.local import adapter
@@ -90,6 +91,8 @@ def test_launcher_reaches_the_engine_and_is_answered(
     assert "there is no slice 9" in client.ask(Simulate(kind="kill", slices=(9,)))
     assert client.ask(FaultInjected(unix_s=1.0, fault="kill", slice_index=1)) == ""
     client.stop("enough")
+    # Until it has come there may be another world, of the slices that are left.
+    wait_until(lambda: engine.pump() or engine.is_failed())
     with pytest.raises(JobOver, match="enough"):
         next(worlds)
     assert len(of_kind(outcome(spec).records, FaultInjected)) == 1

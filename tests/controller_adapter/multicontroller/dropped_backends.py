@@ -63,4 +63,5 @@ def treble(x: jax.Array) -> jax.Array:
 kept: list[object] = []
 main(int(sys.argv[1]), sys.argv[2:])
 sys.stdout.flush()
-os._exit(0)  # the other process's service may be gone already
+sys.stdin.read()  # the other process needs the services until it has dropped its last backend
+os._exit(0)

@@ -26,12 +26,16 @@ def test_dropped_backends_are_gone_though_a_program_was_compiled_for_all():
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
     processes = [
         subprocess.Popen(
-            [*command, str(rank), *addresses], env=environment, stdout=subprocess.PIPE, text=True
+            [*command, str(rank), *addresses],
+            env=environment,
+            stdin=subprocess.PIPE,  # a process stays until it is closed: the services are in the first one
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for rank in range(2)
     ]
     try:
-        told = [process.communicate(timeout=BOUND_S)[0].splitlines() for process in processes]
+        told = [process.communicate(timeout=BOUND_S)[0].splitlines() for process in reversed(processes)]
     finally:
         for process in processes:
             process.kill()
