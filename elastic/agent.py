@@ -30,7 +30,7 @@ from elastic.agent_shadow import ShadowRunner, lack_of_memory, num_hosts_here
 from elastic.agent_standby import StandbyProcess, WarmWorker
 from elastic.agent_stream import STALE, CoordinatorStream, StreamLost
 from elastic.agent_tasks import ArenaTasks, Verified
-from elastic.agent_untold import untold_commits
+from elastic.agent_untold import has_untold, untold_commits
 from elastic.events import (
     AgentAttached,
     Assign,
@@ -522,8 +522,9 @@ class Agent:
 
     def _verified(self, verified: Verified) -> None:
         if verified.generation == self.generation and not self._fence_pending:
-            for commit in untold_commits(self._arena, self._said.newest_commit):
-                self._send(StepTold(record=self._tasks.committed_record(commit), is_found=True))
+            if has_untold(verified.snapshots, self._said.newest_commit):
+                for commit in untold_commits(self._arena, self._said.newest_commit):
+                    self._send(StepTold(record=self._tasks.committed_record(commit), is_found=True))
             self._send(
                 Fenced(
                     member=self._member,

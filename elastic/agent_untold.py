@@ -5,12 +5,20 @@ A captured step is committed: the capture begins once its outputs are good. What
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from elastic.events import SnapshotSummary
 from elastic.protocol import WorkerCommitted
 from reshard.errors import ElasticError
 from snapshot.arena import Arena
 
 MAX_STEPS = 64
 """Of those before the captured one no more are looked up."""
+
+
+def has_untold(held: Iterable[SnapshotSummary], told: tuple[int, int]) -> bool:
+    """Whether it is worth a look: a snapshot in this host's memory is newer than the newest commit `told`."""
+    return any((snapshot.generation, snapshot.step) > told for snapshot in held)
 
 
 def untold_commits(arena: Arena, told: tuple[int, int]) -> tuple[WorkerCommitted, ...]:

@@ -9,7 +9,7 @@ from agent_arenas import GENERATION, capture_step, layout_of_hosts, made_arenas
 
 from elastic.agent_said import Said
 from elastic.agent_tasks import ArenaTasks
-from elastic.agent_untold import MAX_STEPS, untold_commits
+from elastic.agent_untold import MAX_STEPS, has_untold, untold_commits
 from elastic.protocol import StepTold
 from reshard.ids import HostId
 from snapshot.arena import Arena
@@ -68,6 +68,13 @@ def test_untold_commits_are_bounded(arena: Arena) -> None:
         journal(arena, step, GENERATION)
     capture_step(arena, LAYOUT, 99, 2)
     assert steps(arena, NEVER) == list(range(100 - MAX_STEPS, 100))
+
+
+def test_memory_is_worth_a_look_if_it_has_what_is_newer_than_the_last_word(arena: Arena) -> None:
+    held = ArenaTasks(arena, 0).snapshots()
+    assert has_untold(held, (GENERATION, 3))
+    assert not has_untold(held, (GENERATION, 4))
+    assert not has_untold((), NEVER)
 
 
 def test_untold_commits_are_none_without_a_journal() -> None:
