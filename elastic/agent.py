@@ -356,12 +356,15 @@ class Agent:
             return
         told, told_failure = self._ending, self._failure_told
         state, evidence = self._worker_state, self._worker.memory.evidence()
+        did_rehearse = self._rehearse_until_s is not None and self._connection is not None
+        if did_rehearse:  # the next one does not
+            self._warm.rehearsed(Rehearsed(error=str(exit_)))
         self._forget_worker()
         if self._stream.job_ended:
             self._over = True
         elif told:
             pass  # we ended it, and have said so
-        elif exit_.is_loss:
+        elif exit_.is_loss or did_rehearse:
             self._lost_cause = str(exit_)
             self._send(
                 WorkerLost(

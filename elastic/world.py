@@ -324,7 +324,7 @@ class World:
                 if not self._is_loss(failed):
                     raise
                 return True
-        if self._spec.solo and isinstance(error, Exception):
+        if self._spec.solo and isinstance(error, Exception | SystemExit):
             if not isinstance(error, WorldLost):  # the process is wanted elsewhere
                 self._link.user_failed(f"{type(error).__name__}: {error}"[:500], 1)
         elif not isinstance(error, Exception) or not self._is_loss(error):
