@@ -95,6 +95,7 @@ from elastic.solo_worlds import sizes_ahead, solo_world
 from elastic.wire import FramedSocket
 from elastic.worker_process import (
     PID_FILE,
+    REHEARSAL_EXIT_STATUS,
     WorkerExit,
     WorkerProcess,
     describe_end,
@@ -112,8 +113,9 @@ FAILED_GRACE_S = 1.0
 """How long a worker may go on after the job has failed."""
 LOOK_EVERY_S = 0.1
 """How often the worker's process is looked at; what ends it is told by the kernel at once."""
-REHEARSE_S = 30.0
-"""How long a worker that others do not wait for may rehearse before its turn, from its start."""
+REHEARSE_S = 18.0
+"""How long a worker that others do not wait for may rehearse before its turn, from its start: until somebody
+would say that its script does not come to its session."""
 ADOPT_S = 2.0
 """How long a new agent waits for the worker of an earlier one to connect, before it attaches."""
 
@@ -357,7 +359,8 @@ class Agent:
         told, told_failure = self._ending, self._failure_told
         state, evidence = self._worker_state, self._worker.memory.evidence()
         did_rehearse = self._rehearse_until_s is not None and self._connection is not None
-        if did_rehearse:  # the next one does not
+        if exit_.status == REHEARSAL_EXIT_STATUS or (did_rehearse and exit_.signal_name != "SIGKILL"):
+            # The next one does not.
             self._warm.rehearsed(Rehearsed(error=str(exit_)))
         self._forget_worker()
         if self._stream.job_ended:
@@ -470,7 +473,10 @@ class Agent:
         if self._rehearse_until_s is None:
             self._is_ready()
         elif not (warm and warm.is_rehearsing):
-            self._to_worker(Rehearse(worlds=self._warm.worlds()))
+            if worlds := self._warm.worlds():
+                self._to_worker(Rehearse(worlds=worlds))
+            else:
+                self._give_turn()
 
     def _give_turn(self) -> None:
         """The worker that starts is not to rehearse any longer."""
@@ -631,7 +637,8 @@ class Agent:
         if not config.plays_alone or lack_of_memory(worker_pid, num_hosts_here(self._spec)):
             return ()
         return tuple(
-            solo_world(config, size, self.generation) for size in sizes_ahead(config, self._world_size)
+            solo_world(config, size, max(self.generation, 1))
+            for size in sizes_ahead(config, self._world_size)
         )
 
     def _end_quietly(self, why: str) -> None:

@@ -52,7 +52,7 @@ from elastic.protocol import (
     WorldRebuilt,
 )
 from elastic.wire import FramedSocket, WireError
-from elastic.worker_process import LEASE_EXIT_STATUS
+from elastic.worker_process import LEASE_EXIT_STATUS, REHEARSAL_EXIT_STATUS
 from elastic.worker_stacks import report_stacks
 from reshard.errors import ElasticError, InsufficientMemoryError, RetryLaterError, UsageError
 from reshard.ids import HostId
@@ -64,6 +64,10 @@ UNBLOCK_EVERY_S = 0.01
 RECONNECT_EVERY_S = 0.05
 COMMITS_TOLD_AGAIN = 8
 MAX_UNHEARD = 4096
+SOLO_S = 300.0
+"""How long a process that stands by may play one world alone …"""
+SOLO_AFTER_TURN_S = 60.0
+"""… and how long it may take to get out of it once it is wanted: a long trace is not broken off."""
 
 
 class AgentLink:
@@ -109,6 +113,10 @@ class AgentLink:
         """True of a worker; a process that stands by goes on from its session when it is."""
         self._solo: deque[WorldSpec] = deque()
         """Worlds to play alone until it is its turn."""
+        self._solo_since_s: float | None = None
+        """Since when the main thread plays a world alone."""
+        self._turn_s = 0.0
+        """When the turn of a process that stood by came."""
         self._owes_unwound = False
         """Whether the agent waits for the word that a world that is played alone is left."""
         self._is_leashed = bool(role) and not self._is_shadow
@@ -123,25 +131,34 @@ class AgentLink:
 
     def wait_world(self) -> WorldSpec | None:
         """Block until the next world is assigned; None when the job has ended."""
-        while self._is_to_release():
-            if self.release is not None:
-                self.release()
-        with self._changed:
-            if not self._has_turn and self._solo:
-                world: WorldSpec | None = self._solo.popleft()
-            else:
-                world, self._next_world = self._next_world, None
-            if self._end is not None and not self._end.completed:
-                raise JobOver("the job was stopped")
-            if world is not None:
-                self._inside = world.generation
-                self._owes_unwound = self._has_turn
-                self._stop = self._audit = None
-                with self._told:
-                    self._commits.clear()
-                    self._unheard.clear()
-                    self._said.clear()
-            return world
+        while True:
+            while self._is_to_release():
+                if self.release is not None:
+                    self.release()
+            with self._changed:
+                if self._end is not None and not self._end.completed:
+                    raise JobOver("the job was stopped")
+                world = self._take_world()
+                if world is not None or self._end is not None:
+                    return world
+                # What was there has been taken back meanwhile: by a fence, or as the turn has come.
+
+    def _take_world(self) -> WorldSpec | None:
+        """The world to enter next, if there is one; holds the lock."""
+        if not self._has_turn and self._solo:
+            world: WorldSpec | None = self._solo.popleft()
+        else:
+            world, self._next_world = self._next_world, None
+        if world is not None:
+            self._inside = world.generation
+            self._solo_since_s = time.monotonic() if world.solo else None
+            self._owes_unwound = self._has_turn
+            self._stop = self._audit = None
+            with self._told:
+                self._commits.clear()
+                self._unheard.clear()
+                self._said.clear()
+        return world
 
     def _is_to_release(self) -> bool:
         """Wait for a world, or the end; True when, before that, what was kept is not needed any more."""
@@ -307,31 +324,33 @@ class AgentLink:
 
     def rehearsed(self, generation: int, error: str) -> None:
         """Tell that a world that was played alone is left: of those before its turn, once all are."""
+        newest, owes_unwound = self._leave()
+        if owes_unwound:
+            self._tell(Unwound(generation=newest))
         with self._changed:
             if error:
                 self._solo.clear()
             is_last = not self._has_turn and not self._solo
-            owes_unwound = self._owes_unwound
-        if owes_unwound:
-            self.unwound(generation)
-        else:
-            self._leave()
         if is_last:
             self._tell(Rehearsed(error=error))
 
     def unwound(self, generation: int) -> None:
         """Tell that the devices of every world before the newest generation are dropped."""
-        self._tell(Unwound(generation=self._leave()))
+        newest, _ = self._leave()
+        self._tell(Unwound(generation=newest))
 
-    def _leave(self) -> int:
-        """The main thread is in no world; returns the newest generation that was fenced."""
+    def _leave(self) -> tuple[int, bool]:
+        """The main thread is in no world; returns the newest generation that was fenced, and whether the
+        agent waits for the word that the world is left.
+        """
         with self._changed:
             self._inside = 0
-            newest = self._fenced_below
+            self._solo_since_s = None
+            newest, owes_unwound = self._fenced_below, self._owes_unwound
             rescue, self._rescue = self._rescue, None
         if rescue is not None:
             rescue.join()  # it must not touch what the next world opens
-        return newest
+        return newest, owes_unwound
 
     # ---- threads ----
 
@@ -445,9 +464,18 @@ class AgentLink:
         """From now on this is the worker; a world it plays alone is left as soon as may be."""
         if not self._has_turn:
             self._has_turn = True
+            self._turn_s = time.monotonic()
             self._solo.clear()
             if self._inside:
                 self._fenced_below = max(self._fenced_below, self._inside + 1)
+
+    def _hangs_alone(self, now_s: float) -> bool:
+        """Whether a rehearsal goes on for too long: the script waits for something that never comes in it."""
+        since_s = self._solo_since_s
+        if since_s is None or (self._has_turn and self._turn_s < since_s):
+            return False  # the coordinator has a bound for what it has assigned
+        bound_s = SOLO_AFTER_TURN_S if self._has_turn else SOLO_S
+        return now_s - max(since_s, self._turn_s) > bound_s
 
     def _get_out(self) -> None:
         """Unblock the main thread, again and again: it may only now be entering the collective."""
@@ -458,6 +486,8 @@ class AgentLink:
     def _beat(self) -> None:
         while self._end is None:
             self._tell(Heartbeat(unix_s=time.time()))
+            if self._hangs_alone(time.monotonic()):
+                os._exit(REHEARSAL_EXIT_STATUS)
             if (
                 self._has_turn
                 and not self._is_shadow

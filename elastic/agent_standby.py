@@ -178,7 +178,7 @@ class WarmWorker:
 
     def rehearsed(self, message: Rehearsed) -> None:
         """Take in how a rehearsal of any process here went: one that failed would fail the same way again."""
-        self._may_rehearse = not message.error
+        self._may_rehearse = self._may_rehearse and not message.error
 
     def worlds(self) -> tuple[WorldSpec, ...]:
         """What a process of this host is to play alone."""

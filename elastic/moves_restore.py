@@ -155,7 +155,9 @@ def advance_replaying(turn: Turn) -> None:
             turn.change(rehearsals_left=state.rehearsals_left - 1)
             note_compiled(turn, len(state.world_slices))
             # Who rehearses alone may still be in the middle of the program.
-            fence(turn, "the rehearsal is over", within_s=state.config.timing.rebuild_s)
+            is_solo_left = set(state.members_with(WorkerState.IN_WORLD)) > set(state.world)
+            bound_s = state.config.timing.rebuild_s if is_solo_left else None
+            fence(turn, "the rehearsal is over", within_s=bound_s)
     elif state.all_finished():
         turn.enter(Phase.RUNNING)
         finish(turn)

@@ -36,11 +36,10 @@ def solo_world(config: Config, size: int, generation: int) -> WorldSpec:
 def sizes_ahead(config: Config, size: int) -> tuple[int, ...]:
     """The sizes of the worlds that a process may be in after one of `size` slices, the likeliest first.
 
-    Those are expected to be compiled: of the whole job, as it is and with a loss; of a smaller one, when the
-    lost slice is back, and as it is.
+    Of the whole job: as it is, and after a loss. Of a smaller one: when a slice is back, as it is, and when all are.
     """
     whole = config.num_slices
-    wanted = (size, size - 1) if size >= whole else (whole, size)
+    wanted = (size, size - 1) if size >= whole else tuple(dict.fromkeys((size + 1, size, whole)))
     return tuple(
         each
         for each in wanted

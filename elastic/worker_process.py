@@ -24,6 +24,8 @@ PID_FILE = "worker.pid"
 """In a host's arena: which process its worker is."""
 LEASE_EXIT_STATUS = 75
 """A worker's exit status when it ended itself for want of an agent (EX_TEMPFAIL)."""
+REHEARSAL_EXIT_STATUS = 76
+"""A process's exit status when it ended itself because it did not get out of a world that it played alone."""
 
 
 def start_time(pid: int) -> int:
@@ -54,7 +56,8 @@ class WorkerExit:
     @property
     def is_loss(self) -> bool:
         """Whether something killed it (rather than the user's code ending)."""
-        return self.status is None or self.status < 0 or self.status == LEASE_EXIT_STATUS
+        own = (LEASE_EXIT_STATUS, REHEARSAL_EXIT_STATUS)
+        return self.status is None or self.status < 0 or self.status in own
 
     @property
     def signal_name(self) -> str:

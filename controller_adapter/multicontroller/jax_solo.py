@@ -18,7 +18,7 @@ import numpy as np
 from jax._src import core, distributed, pjit
 from jax._src.interpreters import pxla
 from jax.experimental import multihost_utils
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from jaxlib import xla_client
 
 from controller_adapter.multicontroller.jax_private import (
@@ -28,6 +28,7 @@ from controller_adapter.multicontroller.jax_private import (
     is_backend_made,
     start_service,
 )
+from reshard.errors import UsageError
 
 _MEETINGS_ALONE: dict[str, Callable[..., Any]] = {
     "assert_equal": lambda *_, **__: None,
@@ -50,33 +51,37 @@ def solo(num_processes: int, num_devices: int) -> Iterator[None]:
     the script compiles itself is compiled, and not run.) To meet the others is nothing. For CPU only.
     Afterwards the backend is dropped, and every array that was on it deleted. Raises RuntimeError.
     """
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{found.getsockname()[1]}"
-    service = start_service(address, 1)
-    connect(address, 0, 1, timeout_s=10)
-    client: Any = distributed.global_state.client
-    distributed.global_state.num_processes = num_processes
-    peers = [
-        threading.Thread(target=_tell_devices, args=(client, process_id, num_processes, num_devices))
-        for process_id in range(1, num_processes)
-    ]
-    for peer in peers:
-        peer.start()
-    try:
+    with contextlib.ExitStack() as stack:  # undone in reverse: first of all, programs run again
+        address = _free_address()
+        stack.callback(start_service(address, 1).shutdown)
+        connect(address, 0, 1, timeout_s=10)
+        client: Any = distributed.global_state.client
+        stack.callback(client.shutdown)
+        distributed.global_state.num_processes = num_processes
+        for process_id in range(1, num_processes):
+            told = (client, process_id, num_processes, num_devices)
+            peer = threading.Thread(target=_tell_devices, args=told, daemon=True)
+            peer.start()
+            stack.callback(peer.join)
+        stack.callback(drop_backend)
         jax.devices()
         distributed.global_state.client = ClientWithoutBarriers(client, lambda *_, **__: None)
+        stack.callback(_delete_arrays)
+        stack.callback(_skip_programs, False)
         _skip_programs(True)
         yield
-    finally:
-        for array in jax.live_arrays() if is_backend_made() else ():
-            array.delete()
-        _skip_programs(False)
-        drop_backend()
-        for peer in peers:
-            peer.join()
-        client.shutdown()
-        service.shutdown()
+
+
+def _free_address() -> str:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{found.getsockname()[1]}"
+
+
+def _delete_arrays() -> None:
+    """The script may still hold some: of a whole state."""
+    for array in jax.live_arrays() if is_backend_made() else ():
+        array.delete()
 
 
 def _tell_devices(client: Any, process_id: int, num_processes: int, num_devices: int) -> None:
@@ -107,16 +112,14 @@ def _skip_programs(is_solo: bool) -> None:
 
 def _call_or_skip(*arguments: Any, **parameters: Any) -> Any:
     """In place of lowering, compiling and running a jitted program."""
-    meshes = [
-        sharding.mesh
-        for sharding in (
-            *(getattr(each, "sharding", None) for each in arguments),
-            *parameters["out_shardings"],
-        )
-        if isinstance(sharding, NamedSharding) and not sharding.is_fully_addressable
-    ]
-    if not meshes:
+    own = (getattr(each, "sharding", None) for each in arguments)
+    found = [each for each in (*own, *parameters["out_shardings"]) if isinstance(each, Sharding)]
+    spanning = [sharding for sharding in found if not sharding.is_fully_addressable]
+    if not spanning:
         return _call(*arguments, **parameters)
+    meshes = [sharding.mesh for sharding in spanning if isinstance(sharding, NamedSharding)]
+    if not meshes:
+        raise UsageError("a program without a mesh is not rehearsed")
     everywhere = NamedSharding(meshes[0], PartitionSpec())
     alike = {
         (each.shape, each.dtype): each.sharding for each in arguments if isinstance(each, jax.Array)

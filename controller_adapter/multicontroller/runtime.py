@@ -85,8 +85,8 @@ class MulticontrollerRuntime:
         platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
         if platforms != "cpu":
             raise UsageError(f"a process can play all of a world on CPU only, not on {platforms}")
-        self._is_solo = True
         self._solo.enter_context(jax_solo.solo(num_processes, self._num_devices))
+        self._is_solo = True
         return sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
 
     def _form_kept(self, world: WorldSpec) -> Sequence[jax.Device]:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from waiting import wait_until
 
+from elastic import agent_link
 from elastic.agent_link import AgentLink
 from elastic.events import AuditAfter, Captured, Fence, LaidOut, LeftWorld, StopAfter, WorldSpec
 from elastic.job import ENV_STANDBY, ROLE_SHADOW, ROLE_WARM, JobSpec
@@ -348,6 +349,45 @@ def test_fence_while_a_worker_plays_alone_is_answered_when_it_is_out(
     wait_until(lambda: link.is_fenced(2))
     link.rehearsed(2, "")
     assert agent.next() == Unwound(generation=3)
+
+
+def test_world_that_is_taken_back_while_it_is_waited_for_is_not_the_end(
+    link: AgentLink, agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, is_to_release = iter((False, False)), link._is_to_release
+    # Woken for a world that is gone before it is taken: once, then as it is.
+    monkeypatch.setattr(link, "_is_to_release", lambda: next(told, None) is None and is_to_release())
+    agent.say(EnterWorld(world=WORLD))
+    wait_until(lambda: link._next_world)
+    agent.say(Fence(member=0, generation=3))
+    assert agent.next() == Unwound(generation=3)
+    later = replace(WORLD, generation=3)
+    agent.say(EnterWorld(world=later))
+    assert link.wait_world() == later
+
+
+def test_process_that_does_not_get_out_of_a_rehearsal_hangs_alone_only_after_its_bound(
+    spec: JobSpec, agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = open_standby(spec, ROLE_WARM, monkeypatch)
+    agent.next()
+    agent.say(Rehearse(worlds=(solo(1, 3),)))
+    link = opened.get(timeout=BOUND_S)
+    assert link.wait_world() == solo(1, 3)
+    assert link._solo_since_s is not None
+    for has_turn, bound_s in ((False, agent_link.SOLO_S), (True, agent_link.SOLO_AFTER_TURN_S)):
+        if has_turn:
+            agent.say(TakeTurn())
+            wait_until(lambda: link.is_fenced(1))
+        began_s = link._turn_s or link._solo_since_s
+        with monkeypatch.context() as clock:
+            clock.setattr(agent_link.time, "monotonic", lambda now_s=began_s + bound_s * 0.99: now_s)
+            assert not link._hangs_alone()
+            clock.setattr(agent_link.time, "monotonic", lambda now_s=began_s + bound_s * 1.01: now_s)
+            assert link._hangs_alone()
+    link.rehearsed(1, "")
+    assert not link._hangs_alone()
+    agent.say(JobEnded(completed=True))
 
 
 def test_rehearsal_that_was_given_up_is_told_with_its_reason_and_ends_those_after_it(
