@@ -636,10 +636,9 @@ class Agent:
         worker_pid = self._worker.pid if self._worker else None
         if not config.plays_alone or lack_of_memory(worker_pid, num_hosts_here(self._spec)):
             return ()
-        return tuple(
-            solo_world(config, size, max(self.generation, 1))
-            for size in sizes_ahead(config, self._world_size)
-        )
+        generation = max(self.generation, 1)  # 0 is no world
+        sizes = sizes_ahead(config, self._world_size)
+        return tuple(solo_world(config, size, generation) for size in sizes)
 
     def _end_quietly(self, why: str) -> None:
         """End the worker because we were told so: that is no loss to report."""

@@ -36,7 +36,8 @@ def solo_world(config: Config, size: int, generation: int) -> WorldSpec:
 def sizes_ahead(config: Config, size: int) -> tuple[int, ...]:
     """The sizes of the worlds that a process may be in after one of `size` slices, the likeliest first.
 
-    Of the whole job: as it is, and after a loss. Of a smaller one: when a slice is back, as it is, and when all are.
+    Of the whole job: as it is, and after a loss. Of a smaller one: when a slice is back, as it is, when all
+    are back.
     """
     whole = config.num_slices
     wanted = (size, size - 1) if size >= whole else tuple(dict.fromkeys((size + 1, size, whole)))
