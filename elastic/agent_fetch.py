@@ -165,8 +165,8 @@ def check_staged(command: Stage, staged: Iterable[Want], arena: Arena) -> None:
 
 
 def read_pieces(arena: Arena, step: int, generation: int, wants: Sequence[Want]) -> list[Bytes]:
-    """Pieces of a snapshot out of an arena here, verified. Raises MissingShardError."""
-    source = arena.find_shards(step, generation)
+    """Pieces of what workers captured, out of an arena here, verified. Raises MissingShardError."""
+    source = arena.find_captured(step, generation)
     try:
         return [_as_bytes(source.read_piece(path, box)) for path, box in wants]
     finally:

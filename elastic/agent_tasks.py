@@ -99,10 +99,10 @@ class ArenaTasks:
         return summaries, tuple(f"{r.name}: {r.reason}" for r in verified.rejected)
 
     def summary_of(self, step: int, generation: int) -> SnapshotSummary | None:
-        """The snapshot of one step and generation as it says it is (its bytes are verified when they are
-        used).
+        """The snapshot of one step and generation that the worker captured, as it says it is (its bytes are
+        verified when they are used).
         """
-        for manifest in self._arena.manifests().complete:
+        for manifest in self._arena.captured().complete:
             if (manifest.step, manifest.generation) == (step, generation):
                 return _summary(manifest, manifest.holdings())
         return None

@@ -52,7 +52,7 @@ class Arena:
     """One host's snapshot memory; holds the host's shared lock until `close`.
 
     Not for use by several threads at once, except `manifests`, `verified_holdings`, `find_shards`,
-    `slot_files` and `journal_reader`, which only read, and `stage_writer`.
+    `find_captured`, `slot_files` and `journal_reader`, which only read, and `stage_writer`.
     """
 
     def __init__(self, directory: Path, host: HostId, lock: FileLock) -> None:
@@ -125,17 +125,28 @@ class Arena:
 
     def verified_snapshots(self) -> VerifiedSnapshots:
         """Return the snapshots in the slots with their intact shards; what is staged is no snapshot."""
-        return verify_snapshots([*self._slots.paths(), *numbered_files(self.directory, BUDDY_PREFIX)])
+        return verify_snapshots(self.captured_files())
 
     def find_shards(self, step: int, generation: int | None = None) -> ShardSource:
         """Return a reader of everything held of `step` (captured in `generation`, if given); close it."""
         generations = None if generation is None else (generation,)
         return open_source(self.slot_files(), step, generations)
 
+    def find_captured(self, step: int, generation: int) -> ShardSource:
+        """Return a reader of what workers captured of `step` in `generation`, without the stage; close it.
+
+        What was fetched for a restore is staged under the step and generation that the restored state is
+        captured under again: it says nothing about what the devices hold.
+        """
+        return open_source(self.captured_files(), step, (generation,))
+
     def slot_files(self) -> tuple[Path, ...]:
         """Return the files that may hold a snapshot: the slots, those for other slices, then the stage."""
-        buddies = numbered_files(self.directory, BUDDY_PREFIX)
-        return *self._slots.paths(), *buddies, self.directory / STAGE_NAME
+        return *self.captured_files(), self.directory / STAGE_NAME
+
+    def captured_files(self) -> tuple[Path, ...]:
+        """Return the files that may hold what workers captured: the slots, and those for other slices."""
+        return *self._slots.paths(), *numbered_files(self.directory, BUDDY_PREFIX)
 
     def slot_for_write(self, slot_bytes: int, step: int) -> SlotWriter:
         """Return the slot to overwrite with the snapshot of `step`, grown if it is too small.

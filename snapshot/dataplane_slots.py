@@ -81,11 +81,11 @@ class SlotCache:
         self._parsed: dict[Path, tuple[SlotReader, SlotIndex]] = {}
 
     def open(self) -> tuple[list[OpenSlot], list[str]]:
-        """Open the complete slots; also return why others are not readable."""
+        """Open the complete slots, which workers captured; also return why others are not readable."""
         found: list[OpenSlot] = []
         rejected: list[str] = []
         with self._lock:
-            for path in self._arena.slot_files():
+            for path in self._arena.captured_files():
                 try:
                     slot = self._open_slot(path)
                 except FileNotFoundError:

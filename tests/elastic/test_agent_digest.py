@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from elastic.agent_digest import digest_from_memory, rounds
 from elastic.agent_fetch import PieceFetcher, read_pieces
+from elastic.agent_tasks import ArenaTasks
 from elastic.choose import plan_whole
 from elastic.events import ComputeDigest
+from reshard.boxes import full_box
 from reshard.ids import HostId
 from reshard.layout import ArrayLayout
 from snapshot.digest import state_digest
@@ -86,3 +88,21 @@ def test_rounds_keep_to_their_bound_and_have_each_array_once(sizes: list[int], m
     for round_ in found:
         assert round_
         assert len(round_) == 1 or sum(array.nbytes for array in round_) <= max_bytes
+
+
+def test_digest_is_of_what_was_captured_and_never_of_what_was_fetched_for_the_restore() -> None:
+    """Fetched shards carry the step and generation that the devices' state is captured under."""
+    layout = layout_of_hosts(1)
+    with made_arenas(layout, 1, STEP + 1) as arenas:
+        arena = arenas[HostId(0)]
+        shards = [(array.path, full_box(array.shape), elements(array.path, STEP)) for array in layout.arrays]
+        arena.write_stage(layout, shards, step=STEP, generation=GENERATION, position=0)
+        assert [manifest.step for manifest in arena.manifests().complete] == [STEP + 1, STEP]
+        assert ArenaTasks(arena, 0).summary_of(STEP, GENERATION) is None
+        held = [h for m in arena.manifests().complete if m.step == STEP for h in m.holdings()]
+        whole, plan = plan_whole(layout, held, STEP, HostId(0))
+        command = ComputeDigest(
+            member=0, generation=GENERATION, step=STEP, of_generation=GENERATION, purpose="restored",
+            layout=whole, transfers=plan.transfers,
+        )  # fmt: skip
+        assert ArenaTasks(arena, 0).digest_now(command).digest == ""

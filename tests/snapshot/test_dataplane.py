@@ -138,10 +138,19 @@ def test_corrupt_shard_is_found_and_named_and_another_source_used(
 def test_corrupt_copy_is_passed_over_for_another_in_the_same_arena(arena: Arena, address: str) -> None:
     reserve(arena)
     data = write_into(arena, 5)
-    arena.write_stage(small_layout(), [("w", W_BOX, data[2])], step=5, generation=1, position=0)
+    assert write_into(arena, 5) == data
     path = arena.directory / "slot0"
     flip(path, path.read_bytes().index(data[2]))
     assert get([("w", W_BOX, address)])[0] == [data[2]]
+
+
+def test_what_is_staged_is_not_served(arena: Arena, address: str) -> None:
+    reserve(arena)
+    write_into(arena, 6)
+    staged = [("w", W_BOX, bytes(24))]
+    arena.write_stage(small_layout(), staged, step=5, generation=1, position=0)
+    with pytest.raises(MissingShardError):
+        get([("w", W_BOX, address)])
 
 
 def test_bytes_damaged_on_the_way_are_noticed_and_fetched_again(
