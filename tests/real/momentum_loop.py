@@ -54,6 +54,10 @@ _SCRIPT = """
     def num_coordinators():
         return len(of_kind(read_history(HISTORY), CoordinatorStarted))
 
+    def has_copies(world):
+        (arena,) = world._link.arenas().values()
+        return len(arena.manifests().complete) > len(arena.captured().complete)
+
     with elastic.session() as session:
         for world in session.worlds():
             with world:
@@ -65,6 +69,8 @@ _SCRIPT = """
                 for number, batch in world.batches(
                     Points(), global_batch=24, num_steps={steps}, batch_axis="data"
                 ):
+                    while number == {copied_before} and not has_copies(world):
+                        time.sleep(0.05)
                     while number == {takeover_before} and num_coordinators() < 2:
                         time.sleep(0.05)
                     while number == {steps} - {after_hold} and num_ready() < {held_until_ready}:
@@ -87,10 +93,12 @@ def write_script(
     held_until_ready: int = 0,
     num_slices_at_end: int = 0,
     takeover_before: int = -1,
+    copied_before: int = -1,
 ) -> Path:
     """Write the script; `axes` and `specs` are Python. `held_until_ready`: so many times in the run a worker
     has to have come to its session before the last steps are made, slowly until so many slices make them.
-    `takeover_before`: the step that waits for a second coordinator.
+    `takeover_before`: the step that waits for a second coordinator; `copied_before`: the one that waits until
+    each host keeps a copy of another's part of the state.
     """
     directory.mkdir(exist_ok=True)
     path = directory / "train.py"
@@ -106,6 +114,7 @@ def write_script(
             held_until_ready=held_until_ready,
             num_slices_at_end=num_slices_at_end,
             takeover_before=takeover_before,
+            copied_before=copied_before,
         )
     )
     return path

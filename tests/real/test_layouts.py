@@ -24,12 +24,14 @@ def train(
     rows: str = 'P("data")',
     steps: int = STEPS,
     held_until_ready: int = 0,
+    copied_before: int = -1,
 ) -> Run:
     """A job whose momentum has 4,096 rows, which divide over 4 and 2 slices, not over 3."""
     specs = f'{{"w": P(), "m": {rows}, "n": P()}}'  # momentum in parts, each on one slice
     script = write_script(
         directory, num_rows=4096, num_columns=12, axes=axes, specs=specs, steps=steps,
         held_until_ready=held_until_ready, num_slices_at_end=4 if held_until_ready else 0,
+        copied_before=copied_before,
     )  # fmt: skip
     out = directory / "run"
     process = start(
@@ -60,7 +62,7 @@ def explanations(run: Run) -> list[str]:
 def test_rows_that_do_not_divide_over_the_slices_left_cost_no_step(tmp_path: Path) -> None:
     run = train(
         tmp_path, "--slices", "4", "--fault", "host:slice=1@step=15", "--rejoin-after-steps", "5",
-        steps=STEPS_TO_REJOIN, held_until_ready=5,
+        steps=STEPS_TO_REJOIN, held_until_ready=5, copied_before=12,
     )  # fmt: skip
     loss, joined = recoveries(run, STEPS_TO_REJOIN)
     assert (loss.slices_after, joined.slices_after) == ((0, 2, 3), (0, 1, 2, 3))
