@@ -49,7 +49,9 @@ _SCRIPT = """
         return {{"w": state["w"] - 0.001 * m, "m": m, "n": state["n"] + 1}}, {{"loss": loss}}
 
     def num_ready():
-        return sum(event.state == "ready" for event in of_kind(read_history(HISTORY), WorkerEvent))
+        states = [event.state for event in of_kind(read_history(HISTORY), WorkerEvent)]
+        # On a busy machine a survivor may be replaced.
+        return states.count("ready") - states.count("respawned")
 
     def num_coordinators():
         return len(of_kind(read_history(HISTORY), CoordinatorStarted))
